@@ -169,6 +169,11 @@ impl SegmentList {
     /// No memory at all.
     pub(crate) const EMPTY: Self = Self { segments: [Segment { addr: 0, len: 0 }; 4], len: 0 };
 
+    /// Whether it is memory of a device. No application can pass such memory yet.
+    pub(crate) fn is_on_device(&self) -> bool {
+        false
+    }
+
     /// One contiguous range.
     ///
     /// # Safety

@@ -9,7 +9,7 @@ use super::receives::Target;
 use super::schemes::push::{Place, PushedMessages};
 use super::schemes::{fragments, get, push, put, split};
 use crate::memory::SegmentList;
-use crate::transport::{Iface, PeerId, SendError};
+use crate::transport::{Iface, LaneId, PeerId, SendError};
 use std::collections::VecDeque;
 
 /// A receive under way.
@@ -299,14 +299,20 @@ impl Arrivals {
     }
 
     /// The connection to `peer` ended, and with it the remote buffers of both sides.
-    pub(super) fn lose_windows(&mut self, peer: PeerId, outbox: &mut Outbox, counts: &mut Counts) {
-        counts.windows_lost += self.chunks.forget(peer);
-        outbox
-            .urgent
-            .retain(|(to, packet)| *to != peer || !matches!(packet, Packet::Window { .. }));
+    pub(super) fn lose_windows(
+        &mut self,
+        (peer, lane): (PeerId, LaneId),
+        outbox: &mut Outbox,
+        counts: &mut Counts,
+    ) {
+        counts.windows_lost += self.chunks.forget(peer, Some(lane));
+        outbox.urgent.retain(|(to, packet)| {
+            let void = matches!(packet, Packet::Window { remote, .. } if lane.made(remote));
+            *to != peer || !void
+        });
         for key in self.active.keys_where(|active| active.message.peer == peer) {
             if let Some(Active { message, scheme: Receiver::Put(put) }) = self.active.get_mut(key) {
-                if put.lose(message) {
+                if put.lose(lane, message) {
                     self.queue_pull(key);
                 }
             }

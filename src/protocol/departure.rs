@@ -46,7 +46,7 @@ impl Core {
         error: (i32, Cause),
         host: &mut impl Host,
     ) {
-        self.arrivals.chunks.forget(peer);
+        self.arrivals.chunks.forget(peer, None);
         for key in self.arrivals.active.keys_where(|active| active.message.peer == peer) {
             self.arrivals.pulls.retain(|k| *k != key);
             let Some(Active { message, .. }) = self.arrivals.active.remove(key) else { continue };

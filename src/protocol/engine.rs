@@ -12,7 +12,9 @@ use super::sends::Pending;
 use super::state::{Core, Engine};
 use super::{Host, UNKNOWN_SOURCE};
 use crate::memory::SegmentList;
-use crate::transport::{Address, Departure, Handler, Iface, Mark, PeerId, RemoteKey, StreamEnd};
+use crate::transport::{
+    Address, Departure, Handler, Iface, LaneId, Mark, PeerId, RemoteKey, StreamEnd,
+};
 
 /// Handles what the interface delivers during one poll.
 struct Delivery<'a, H> {
@@ -78,11 +80,11 @@ impl<H: Host> Handler for Delivery<'_, H> {
         self.core.on_part(peer, token, false, self.host);
     }
 
-    fn on_lane_lost(&mut self, peer: PeerId) {
+    fn on_lane_lost(&mut self, peer: PeerId, lane: LaneId) {
         let Core { arrivals, outbox, counts, .. } = &mut *self.core;
-        arrivals.lose_windows(peer, outbox, counts);
-        self.core.sends.forget_writes(peer);
-        self.core.lose_reaches(peer);
+        arrivals.lose_windows((peer, lane), outbox, counts);
+        self.core.sends.forget_writes(peer, Some(lane));
+        self.core.lose_reaches(peer, lane);
     }
 
     fn on_done(&mut self, peer: PeerId, token: u64) {

@@ -8,11 +8,11 @@ use super::outbox::Failed;
 use super::packet::Packet;
 use super::schemes::push::Place;
 use super::schemes::{fragments, put, split};
-use super::select::{self, Fetch};
+use super::select::{self, Buffers, Fetch};
 use super::state::{Core, Engine};
 use super::{Cause, Host};
 use crate::sys::Errno;
-use crate::transport::{Iface, PeerId, Prepared, SendError};
+use crate::transport::{Iface, PeerId, SendError};
 
 impl<I: Iface> Engine<I> {
     /// Advances the receives for which this endpoint has something to do.
@@ -61,28 +61,28 @@ impl<I: Iface> Engine<I> {
         if message.is_whole() {
             return Next::Whole;
         }
-        let caps = iface.caps(message.peer);
+        let memory = message.target.segments;
+        let what = (message.want, &memory);
         if let Receiver::Put(put) = scheme {
-            let ready = match put.is_open() {
-                true => select::remote_buffers(iface, &caps, message.peer, message.want),
-                false => Prepared::No, // to ask might connect to the peer for nothing
+            let by = match put.is_open() {
+                true => select::remote_buffers(iface, message.peer, what, put.bound_to()),
+                false => Buffers::No, // to ask might connect to the peer for nothing
             };
-            let by = (ready, caps.window_max);
             return put.step(iface, &mut arrivals.chunks, outbox, (key, message), by);
         }
         if fed {
             return Next::Again; // the sender's fragments come, which cost less
         }
-        let readable = matches!(scheme, Receiver::Get(_));
-        match (select::fetch(iface, &caps, message.peer, message.want, readable), &*scheme) {
+        let (caps, readable) = (iface.caps(message.peer), matches!(scheme, Receiver::Get(_)));
+        match (select::fetch(iface, &caps, message.peer, what, readable), &*scheme) {
             (Fetch::Read, Receiver::Get(get)) => get.step(iface, message, most, &mut core.counts),
             (Fetch::Later, _) => Next::Again,
-            (Fetch::RemoteBuffers, now) => {
+            (Fetch::RemoteBuffers(lane), now) => {
                 let announced = match now {
                     Receiver::Announced(announced) => *announced,
                     _ => put::Announced::default(),
                 };
-                let by = (announced, caps.window_max);
+                let by = (announced, &lane);
                 let chunks = &mut arrivals.chunks;
                 match put::Receiver::begin(iface, chunks, outbox, (key, message), by) {
                     Ok(put) => {

@@ -1,47 +1,74 @@
-//! Which scheme a message takes: the one place that compares its length with the capabilities of the lane to the peer.
+//! Which scheme a message takes, and which lane its bulk: the one place that compares its length and its memory with the
+//! capabilities of the transport of messages and of the lanes to the peer.
 
 use super::limits::Limits;
-use crate::transport::{Caps, Iface, PeerId, Prepared};
+use crate::memory::SegmentList;
+use crate::transport::{Caps, Iface, LaneCaps, LaneId, PeerId, Prepared};
 
 /// How a receiver gets a message that was announced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fetch {
     /// It reads it from the sender's memory.
     Read,
-    /// It advertises remote buffers.
-    RemoteBuffers,
-    /// As before, once they are set up.
+    /// It advertises remote buffers on this lane.
+    RemoteBuffers(LaneCaps),
+    /// As before, once a lane is set up.
     Later,
     /// It asks the sender to send the bytes.
     Request,
 }
 
-/// How a receiver gets the message. `readable`: it knows where the message is in the sender's memory.
+/// How a receiver gets `want` bytes of a message into `memory`. `readable`: it knows where the message is in the sender's
+/// memory.
 pub(super) fn fetch<I: Iface>(
     iface: &mut I,
     caps: &Caps,
     peer: PeerId,
-    want: usize,
+    (want, memory): (usize, &SegmentList),
     readable: bool,
 ) -> Fetch {
     if caps.get && readable {
         return Fetch::Read;
     }
-    match remote_buffers(iface, caps, peer, want) {
-        Prepared::Ready => Fetch::RemoteBuffers,
-        Prepared::Later => Fetch::Later,
-        Prepared::No => Fetch::Request,
+    match remote_buffers(iface, peer, (want, memory), None) {
+        Buffers::On(lane) => Fetch::RemoteBuffers(lane),
+        Buffers::Later => Fetch::Later,
+        Buffers::No => Fetch::Request,
     }
 }
 
-/// Whether `len` bytes go through remote buffers.
+/// The lane of remote buffers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Buffers {
+    /// This one, which is ready in both directions.
+    On(LaneCaps),
+    /// One is being set up.
+    Later,
+    /// There is none.
+    No,
+}
+
+/// The lane by which a message of `len` bytes goes through remote buffers: of those that are ready and take its memory, the
+/// one of least cost. `only`: no other lane will do.
 pub(super) fn remote_buffers<I: Iface>(
     iface: &mut I,
-    caps: &Caps,
     peer: PeerId,
-    len: usize,
-) -> Prepared {
-    if caps.window_max == 0 || len < caps.window_min { Prepared::No } else { iface.prepare(peer) }
+    (len, memory): (usize, &SegmentList),
+    only: Option<LaneId>,
+) -> Buffers {
+    let mut best = Buffers::No;
+    for lane in iface.lanes(peer).by_cost(len, memory.is_on_device()) {
+        let will_do = only.is_none_or(|only| only == lane.lane);
+        if lane.receive_max == 0 || len < lane.receive_min || !will_do {
+            continue;
+        }
+        match iface.prepare(peer, lane.lane) {
+            Prepared::Ready => return Buffers::On(lane),
+            Prepared::Later => best = Buffers::Later,
+            Prepared::No => {}
+        }
+    }
+    best
 }
 
 /// How the bytes of a long message go that the sender sends in packets: all of one message in the same way.
@@ -67,18 +94,26 @@ pub(super) fn is_eager<I: Iface>(iface: &I, limits: &Limits, peer: PeerId, len: 
 pub(super) enum Announce {
     /// The first `bytes` are sent unsolicited.
     Push { bytes: usize, carrier: Carrier },
-    /// For remote buffers: no bytes are sent before the receiver has advertised them.
-    RemoteBuffers,
+    /// For remote buffers: no bytes are sent before the receiver has advertised them. With a lane that is ready, the
+    /// message may be advertised too.
+    RemoteBuffers(Option<LaneId>),
     /// The receiver chooses. It learns where the message is in the sender's memory.
     Ranges,
     /// The receiver asks for fragments.
     Bare,
 }
 
-/// How a sender announces `len` bytes to `peer`.
-pub(super) fn announce<I: Iface>(iface: &mut I, caps: &Caps, peer: PeerId, len: usize) -> Announce {
-    if remote_buffers(iface, caps, peer, len) != Prepared::No {
-        return Announce::RemoteBuffers;
+/// How a sender announces `len` bytes of `memory` to `peer`.
+pub(super) fn announce<I: Iface>(
+    iface: &mut I,
+    caps: &Caps,
+    peer: PeerId,
+    (len, memory): (usize, &SegmentList),
+) -> Announce {
+    match remote_buffers(iface, peer, (len, memory), None) {
+        Buffers::On(lane) => return Announce::RemoteBuffers(Some(lane.lane)),
+        Buffers::Later => return Announce::RemoteBuffers(None),
+        Buffers::No => {}
     }
     let carrier = carrier(iface, caps, peer, len);
     // Where the receiver may read the message instead, a message is sent unsolicited as a whole or not at all.
@@ -89,5 +124,94 @@ pub(super) fn announce<I: Iface>(iface: &mut I, caps: &Caps, peer: PeerId, len: 
         Announce::Ranges
     } else {
         Announce::Bare
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::{
+        Address, Handler, Lanes, Messages, OneSided, SendError, Sharing, Streaming,
+    };
+
+    const PEER: PeerId = PeerId(0);
+    const QUICK: LaneId = LaneId::of(&[100]);
+    const WIDE: LaneId = LaneId::of(&[101]);
+
+    /// Two lanes to one peer, and what they answer.
+    struct Two {
+        quick: Prepared,
+        wide: Prepared,
+        asked: Vec<LaneId>,
+    }
+
+    impl Messages for Two {}
+    impl Streaming for Two {}
+    impl Sharing for Two {}
+
+    impl OneSided for Two {
+        fn lanes(&self, _: PeerId) -> Lanes {
+            let sizes = |receive_min, lane| LaneCaps { receive_max: 1 << 20, receive_min, ..lane };
+            let mut lanes = Lanes::from(sizes(1000, LaneCaps::of_host(WIDE, 5000, 20_000)));
+            lanes.push(sizes(100, LaneCaps::of_host(QUICK, 100, 1000)));
+            lanes
+        }
+
+        fn prepare(&mut self, _: PeerId, lane: LaneId) -> Prepared {
+            self.asked.push(lane);
+            if lane == QUICK { self.quick } else { self.wide }
+        }
+    }
+
+    impl Iface for Two {
+        fn connect(&mut self, _: &Address) -> Result<PeerId, SendError> {
+            Ok(PEER)
+        }
+
+        fn address_of(&self, _: PeerId) -> Option<Address> {
+            None
+        }
+
+        fn poll(&mut self, _: &mut impl Handler) -> usize {
+            0
+        }
+    }
+
+    /// The lane that is chosen, `Err(true)` for later, and the lanes that were asked.
+    fn choose(
+        (quick, wide): (Prepared, Prepared),
+        len: usize,
+        only: Option<LaneId>,
+    ) -> (Result<LaneId, bool>, Vec<LaneId>) {
+        let mut two = Two { quick, wide, asked: Vec::new() };
+        let lane = match remote_buffers(&mut two, PEER, (len, &SegmentList::EMPTY), only) {
+            Buffers::On(lane) => Ok(lane.lane),
+            Buffers::Later => Err(true),
+            Buffers::No => Err(false),
+        };
+        (lane, two.asked)
+    }
+
+    #[test]
+    fn the_length_of_a_message_decides_which_lane_costs_less() {
+        let ready = (Prepared::Ready, Prepared::Ready);
+        assert_eq!(choose(ready, 2000, None), (Ok(QUICK), vec![QUICK]));
+        assert_eq!(choose(ready, 1 << 20, None), (Ok(WIDE), vec![WIDE]));
+        assert_eq!(choose(ready, 99, None), (Err(false), vec![]), "worth no remote buffers");
+        assert_eq!(choose(ready, 1 << 20, Some(QUICK)), (Ok(QUICK), vec![QUICK]));
+    }
+
+    #[test]
+    fn the_next_lane_serves_until_the_better_one_is_ready() {
+        use Prepared::{Later, No, Ready};
+        let long = |quick, wide| choose((quick, wide), 1 << 20, None);
+        for wide in [Later, No] {
+            assert_eq!(long(Ready, wide), (Ok(QUICK), vec![WIDE, QUICK]));
+        }
+        assert_eq!(long(No, Later).0, Err(true));
+        assert_eq!(long(Later, No).0, Err(true));
+        assert_eq!(long(No, No).0, Err(false));
+        // Too short for the wide lane, which is not even asked.
+        assert_eq!(choose((No, Ready), 500, None), (Err(false), vec![QUICK]));
     }
 }

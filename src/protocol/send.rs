@@ -272,7 +272,7 @@ impl<I: Iface> Engine<I> {
             ranges: Ranges::NONE,
         };
         let (mut mode, mut now) = (Mode::Short, 0);
-        match select::announce(iface, &caps, peer, segments.len()) {
+        match select::announce(iface, &caps, peer, (segments.len(), &segments)) {
             Announce::Push { bytes, carrier } => {
                 let streams = carrier == Carrier::Stream;
                 rts.pushed = bytes as u64;
@@ -284,10 +284,9 @@ impl<I: Iface> Engine<I> {
                 let flow = Flow { offset: now, end: bytes, carrier: Some(carrier) };
                 *scheme = Sender::Push(push::Sender::new(flow, rts.leaves));
             }
-            Announce::RemoteBuffers => {
-                if message.offer.is_none() && segments.ranges().1 == 1 {
-                    let registered = iface.register(peer, &segments, Purpose::Send);
-                    message.offer = registered.key();
+            Announce::RemoteBuffers(lane) => {
+                if let (Some(lane), None, 1) = (lane, message.offer, segments.ranges().1) {
+                    message.offer = iface.register(peer, lane, &segments, Purpose::Send).key();
                 }
                 rts.offer = message.offer;
                 // If the receiver reads the message, only its FIN tells the sender of delivery.

@@ -9,7 +9,7 @@ use super::packet::{Packet, Ranges};
 use super::peers::Peers;
 use super::schemes::{eager, fragments, push, put, split, write};
 use super::{Cause, Failure, Host};
-use crate::transport::{PeerId, RemoteKey, Share};
+use crate::transport::{LaneId, PeerId, RemoteKey, Share};
 use std::collections::VecDeque;
 
 /// A pending send.
@@ -157,7 +157,7 @@ impl Sends {
         host: &mut impl Host,
     ) {
         self.leaving.forget(peer);
-        self.forget_writes(peer);
+        self.forget_writes(peer, None);
         let Self { pending, due, assists, streams, deferred, .. } = self;
         let goes_on = |key: &Key| pending.get(*key).is_some_and(|p| p.message.peer != peer);
         assists.retain(goes_on);
@@ -333,9 +333,10 @@ impl Sends {
         self.due.extend(due);
     }
 
-    /// The device reports no write to `peer` any more.
-    pub(super) fn forget_writes(&mut self, peer: PeerId) {
-        for token in self.wrote.keys_where(|wrote| wrote.peer == peer) {
+    /// The device, or that of one lane, reports no write to `peer` any more.
+    pub(super) fn forget_writes(&mut self, peer: PeerId, lane: Option<LaneId>) {
+        let by_it = |wrote: &put::Wrote| lane.is_none_or(|lane| lane.has(wrote.kind));
+        for token in self.wrote.keys_where(|wrote| wrote.peer == peer && by_it(wrote)) {
             self.wrote.remove(token);
         }
     }

@@ -3,6 +3,7 @@
 use super::packet::{EagerHeader, Envelope};
 use super::select::{self, Announce, Carrier, Fetch};
 use super::state::Engine;
+use crate::memory::SegmentList;
 use crate::transport::{Caps, Iface, PeerId};
 
 /// How messages of a range of sizes are sent.
@@ -108,8 +109,10 @@ impl<I: Iface> Engine<I> {
             (self.core.limits.eager_max, caps.short_max.saturating_sub(header));
         let share_min = self.iface.share_min(peer).unwrap_or(0);
         // Between two of these lengths no decision changes.
-        let last = [share_min, caps.window_min, caps.stream_min].map(|min| min.saturating_sub(1));
-        let mut ends = [short_max, eager_max, caps.push_max, usize::MAX, last[0], last[1], last[2]];
+        let lanes = self.iface.lanes(peer);
+        let firsts = lanes.iter().map(|lane| lane.receive_min).chain([share_min, caps.stream_min]);
+        let mut ends = vec![short_max, eager_max, caps.push_max, usize::MAX];
+        ends.extend(firsts.map(|min| min.saturating_sub(1)));
         ends.sort_unstable();
         let mut list: Vec<Threshold> = Vec::new();
         let mut next = Some(0);
@@ -134,18 +137,19 @@ impl<I: Iface> Engine<I> {
     /// How a message of `len` bytes goes that is not sent eagerly.
     fn rendezvous(&mut self, caps: &Caps, peer: PeerId, len: usize) -> How {
         let iface = &mut self.iface;
-        let announced = select::announce(iface, caps, peer, len);
+        let what = (len, &SegmentList::EMPTY);
+        let announced = select::announce(iface, caps, peer, what);
         match announced {
-            Announce::RemoteBuffers => return How::Windows,
+            Announce::RemoteBuffers(_) => return How::Windows,
             Announce::Push { carrier: Carrier::Stream, .. } => return How::Stream,
             Announce::Push { .. } => return How::Fragments { unasked: caps.push_max },
             Announce::Ranges | Announce::Bare => {}
         }
         let readable = announced == Announce::Ranges;
-        match select::fetch(iface, caps, peer, len, readable) {
+        match select::fetch(iface, caps, peer, what, readable) {
             Fetch::Read if iface.share_min(peer).is_some_and(|min| len >= min) => How::Shared,
             Fetch::Read => How::Read,
-            Fetch::RemoteBuffers | Fetch::Later => How::Windows,
+            Fetch::RemoteBuffers(_) | Fetch::Later => How::Windows,
             Fetch::Request if readable && caps.put => How::Written,
             Fetch::Request => match select::carrier(iface, caps, peer, len) {
                 Carrier::Stream => How::Stream,

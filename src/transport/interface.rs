@@ -5,7 +5,9 @@
 
 use super::peers::PeerTable;
 use super::share::{Assisted, Share, Taken};
-use super::{Address, BCOPY_LEAST, JobKey, LocalHost, MAX_HEADER, PeerId, RemoteKey, Source};
+use super::{
+    Address, BCOPY_LEAST, JobKey, LaneId, Lanes, LocalHost, MAX_HEADER, PeerId, RemoteKey, Source,
+};
 use crate::config::Config;
 use crate::memory::{MAX_SEGMENTS, Segment, SegmentList};
 use crate::sys::Errno;
@@ -17,7 +19,9 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// The capabilities of a transport towards one peer.
+/// The capabilities of the transport that carries messages to one peer. Those of its lanes for bulk are [`LaneCaps`].
+///
+/// [`LaneCaps`]: super::LaneCaps
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Caps {
     /// Most bytes of header plus payload in one short message.
@@ -32,23 +36,12 @@ pub(crate) struct Caps {
     pub(crate) stream_max: usize,
     /// Shortest long message that is worth a stream, bytes.
     pub(crate) stream_min: usize,
-    /// Most bytes of one remote buffer; 0: there are none ([`Purpose::Receive`]).
-    pub(crate) window_max: usize,
-    /// Shortest long message that is worth remote buffers, bytes.
-    pub(crate) window_min: usize,
     /// One-sided reads from the peer's application buffers work.
     pub(crate) get: bool,
     /// One-sided writes into the peer's application buffers work.
     pub(crate) put: bool,
     /// `get` or `put` works, or may work later: it is worth telling the peer where buffers are.
     pub(crate) one_sided: bool,
-    /// Shortest direct read, and shortest direct write, of regions of the peer that is worth it while no messages are
-    /// under way, bytes. Otherwise the protocol layer's own threshold for direct RMA applies, and always with
-    /// `usize::MAX`. `None`: there are none.
-    pub(crate) read_min: Option<usize>,
-    pub(crate) write_min: Option<usize>,
-    /// Most bytes of a region under one key ([`OneSided::register`]). 0: regions are not registered.
-    pub(crate) register_max: usize,
     /// Whether the peer supports atomic operations; `None`: the peer has not said yet.
     pub(crate) atomics: Option<bool>,
     /// The same for collective operations.
@@ -68,25 +61,14 @@ impl Caps {
         push_max: 0,
         stream_max: 0,
         stream_min: 0,
-        window_max: 0,
-        window_min: 0,
         get: false,
         put: false,
         one_sided: false,
-        read_min: None,
-        write_min: None,
-        register_max: 0,
         atomics: None,
         collectives: None,
         announces_room: false,
         outlives: false,
     };
-
-    /// `read_min` if `reads`, else `write_min`.
-    #[inline]
-    fn direct_min(&self, reads: bool) -> Option<usize> {
-        if reads { self.read_min } else { self.write_min }
-    }
 }
 
 /// The header of a message, in a fixed number of words, so that it is written without a loop over its length.
@@ -298,15 +280,15 @@ pub(crate) trait Handler {
         let _ = (peer, token);
     }
     /// The access that was begun with `token` is complete; the peer will be notified of a put with notice whatever
-    /// happens. Reported in the order of their start.
+    /// happens. Reported in the order of their start, by lane.
     fn on_done(&mut self, peer: PeerId, token: u64) {
         let _ = (peer, token);
     }
-    /// All keys of both sides that a lane between `peer` and us had are void. Remote buffers that the peer had are ours
-    /// again, and it does not write them any more. Any part of the accesses that were begun may have been done, and no
-    /// more will be, nor will `on_done` come.
-    fn on_lane_lost(&mut self, peer: PeerId) {
-        let _ = peer;
+    /// All keys of both sides that this lane between `peer` and us had are void; those of other lanes are not. Remote
+    /// buffers that the peer had by it are ours again, and it does not write them any more. Any part of the accesses that
+    /// were begun by it may have been done, and no more will be, nor will `on_done` come.
+    fn on_lane_lost(&mut self, peer: PeerId, lane: LaneId) {
+        let _ = (peer, lane);
     }
     /// A key that was made for `peer` is void: its memory was remapped or released. The peer does not know that.
     fn on_key_void(&mut self, peer: PeerId, key: &RemoteKey) {
@@ -326,7 +308,10 @@ pub(crate) trait Handler {
 /// one internally.
 pub(crate) trait Messages {
     /// The capabilities towards `peer` now; `get` and `put` may become true later.
-    fn caps(&self, peer: PeerId) -> Caps;
+    fn caps(&self, peer: PeerId) -> Caps {
+        let _ = peer;
+        Caps::UNKNOWN
+    }
 
     /// Sends `header` and `len` payload bytes. `pack` copies payload from the given offset; it is called once, or once
     /// for each fragment.
@@ -337,7 +322,10 @@ pub(crate) trait Messages {
         header: &[u8],
         len: usize,
         pack: impl FnMut(usize, &mut [u8]),
-    ) -> Result<(), SendError>;
+    ) -> Result<(), SendError> {
+        let _ = (peer, mode, header, len, pack);
+        Err(UNSUPPORTED)
+    }
 
     /// The fast path: sends a message if the transport has a fast path to `peer` and can use it now. False:
     /// nothing was done, and the caller uses `send`, which tells why. `payload.len() <= bcopy_max`.
@@ -398,17 +386,30 @@ pub(crate) trait Messages {
 
 /// Access to a peer's memory without the peer's participation.
 pub(crate) trait OneSided: Messages {
-    /// Whether there is a lane to `peer` on which receives can be registered and filled. If there may be one later, this
-    /// starts its set-up.
-    fn prepare(&mut self, peer: PeerId) -> Prepared {
+    /// The lanes for bulk to `peer`, as far as they exist in both directions or may be set up.
+    fn lanes(&self, peer: PeerId) -> Lanes {
         let _ = peer;
+        Lanes::default()
+    }
+
+    /// Whether receives can be registered and filled on a lane to `peer`. If this may be so later, this starts its
+    /// set-up.
+    fn prepare(&mut self, peer: PeerId, lane: LaneId) -> Prepared {
+        let _ = (peer, lane);
         Prepared::No
     }
 
-    /// Makes a key to `memory`, one range, for `peer`. It is valid until `invalidate`, `Handler::on_key_void`,
-    /// `on_lane_lost` or the peer's departure, which is reported only when the peer has no access any more.
-    fn register(&mut self, peer: PeerId, memory: &SegmentList, purpose: Purpose) -> Registered {
-        let _ = (peer, memory, purpose);
+    /// Makes a key of a lane to `memory`, one range that the lane takes, for `peer`. It is valid until `invalidate`,
+    /// `Handler::on_key_void`, `on_lane_lost` or the peer's departure, which is reported only when the peer has no access
+    /// any more.
+    fn register(
+        &mut self,
+        peer: PeerId,
+        lane: LaneId,
+        memory: &SegmentList,
+        purpose: Purpose,
+    ) -> Registered {
+        let _ = (peer, lane, memory, purpose);
         Registered::No
     }
 
@@ -434,14 +435,16 @@ pub(crate) trait OneSided: Messages {
         true
     }
 
-    /// [`Caps::direct_min`] of the caps of `peer`, without the cost of the other fields.
+    /// `read_min` if `reads`, else `write_min`, of the lane to `peer` that made the key.
     #[inline]
-    fn direct_min(&self, peer: PeerId, reads: bool) -> Option<usize> {
-        self.caps(peer).direct_min(reads)
+    fn direct_min(&self, peer: PeerId, key: &RemoteKey, reads: bool) -> Option<usize> {
+        let lane = *self.lanes(peer).iter().find(|lane| lane.lane.made(key))?;
+        if reads { lane.read_min } else { lane.write_min }
     }
 
-    /// Writes `local` to the peer's memory. Puts, gets and flushes take effect in the order in which they were begun, in
-    /// memory too. ESTALE: the key is void; EFAULT: the local memory is not fit for this.
+    /// Writes `local` to the peer's memory. Puts, gets and flushes of one lane take effect in the order in which they were
+    /// begun, in memory too; before the first of another lane, the caller flushes. ESTALE: the key is void; EFAULT: the
+    /// local memory is not fit for this.
     ///
     /// With [`RemoteKey::ADDRESSES`] the offset is an address of the peer's process, and no order is kept: such an access
     /// is complete, with at least one byte, or fails. [`Caps::put`] and [`Caps::get`] say whether it works.
@@ -643,8 +646,10 @@ pub(crate) enum LookedAt {
 pub(crate) trait Transport: Messages + OneSided + Streaming + Sharing + Sized {
     /// Its name, for people.
     const NAME: &'static str;
+    /// It carries messages. Otherwise it only has lanes for bulk, to peers that [`Transport::meet`] has named.
+    const CARRIES: bool = true;
     /// A peer that made contact by this transport can also be sent to by it.
-    const TWO_WAY: bool;
+    const TWO_WAY: bool = false;
     /// The kinds of its remote keys ([`RemoteKey::kind`]): no other transport has keys of these kinds.
     const KEYS: &'static [u8] = &[];
 
@@ -663,10 +668,21 @@ pub(crate) trait Transport: Messages + OneSided + Streaming + Sharing + Sized {
         peer: PeerId,
         address: &Address,
         missing: bool,
-    ) -> Result<Contact, SendError>;
+    ) -> Result<Contact, SendError> {
+        let _ = (peer, address, missing);
+        Ok(Contact::Elsewhere)
+    }
 
     /// Messages to `peer` can be sent.
-    fn is_connected(&self, peer: PeerId) -> bool;
+    fn is_connected(&self, peer: PeerId) -> bool {
+        let _ = peer;
+        false
+    }
+
+    /// There is contact with `peer`, by any transport. May be called more than once.
+    fn meet(&mut self, peer: PeerId, address: &Address) {
+        let _ = (peer, address);
+    }
 
     /// There is contact with `peer`, but the peer has not accepted it yet.
     fn is_settling(&self, peer: PeerId) -> bool {
@@ -718,7 +734,8 @@ pub(crate) trait Transport: Messages + OneSided + Streaming + Sharing + Sized {
     /// Makes the next turn poll everything.
     fn hasten(&mut self) {}
 
-    /// Delivers everything `peer` has sent so far by this transport: it has departed by another one.
+    /// Delivers everything `peer` has sent so far by this transport, and ends its access to memory of this endpoint: it
+    /// has departed by another one.
     fn drain(&mut self, peer: PeerId, handler: &mut impl Handler) {
         let _ = (peer, handler);
     }

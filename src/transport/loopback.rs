@@ -161,10 +161,6 @@ impl OneSided for Loopback {
     ) -> Result<Access, SendError> {
         Ok(Access::Moved(Self::copy(&Self::at(from, local.len())?, local)))
     }
-
-    fn direct_min(&self, _: PeerId, _: bool) -> Option<usize> {
-        None
-    }
 }
 
 impl Streaming for Loopback {}

@@ -2,13 +2,14 @@
 //! [`Transport`]; the [`router`] chooses one for each peer.
 //!
 //! The design follows UCX's UCT: a transport offers messages and one-sided access and states its limits and thresholds
-//! ([`Caps`]); the protocol layer chooses. Messages are reliable and in order per peer. A transport without room for
+//! ([`Caps`], [`LaneCaps`]); the protocol layer chooses. Messages are reliable and in order per peer. A transport without room for
 //! a message returns [`SendError::Again`]; it never queues the message internally.
 
 pub(crate) mod address;
 pub(crate) mod address_index;
 pub(crate) mod interface;
 pub(crate) mod job_key;
+mod lane;
 pub(crate) mod loopback;
 pub(crate) mod net;
 pub(crate) mod packed_address;
@@ -23,6 +24,7 @@ use crate::sys::cma::Range;
 pub(crate) use address::{Address, LocalHost};
 pub(crate) use interface::*;
 pub(crate) use job_key::{JobKey, Source};
+pub(crate) use lane::{LaneCaps, LaneId, Lanes};
 pub(crate) use remote_key::RemoteKey;
 pub(crate) use share::{Assisted, Share, Taken};
 

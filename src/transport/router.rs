@@ -9,7 +9,7 @@ mod routes;
 use super::interface::*;
 use super::peers::PeerTable;
 use super::{
-    Address, Assisted, JobKey, LocalHost, PeerId, RemoteKey, Share, Source, Taken, settling,
+    Address, Assisted, JobKey, LaneId, LocalHost, PeerId, RemoteKey, Share, Source, Taken, settling,
 };
 use crate::config::Config;
 use crate::memory::{MAX_SEGMENTS, Segment, SegmentList};
@@ -123,8 +123,11 @@ impl Router {
         let unknown = SendError::Unreachable(Errno(libc::EADDRNOTAVAIL));
         let address = self.peers.address(peer).ok_or(unknown)?;
         match self.choose(peer, &address) {
-            Ok((lane, Contact::Settling)) => Err(self.wait_for_link(peer, lane)),
-            Ok((lane, _)) => {
+            Ok((lane, contact)) => {
+                each_lane_mut!(self.lanes, (lane, t) => t.meet(peer, &address));
+                if contact == Contact::Settling {
+                    return Err(self.wait_for_link(peer, lane));
+                }
                 self.complained = None;
                 set_route(&mut self.routes, peer, Route::By(lane));
                 Ok(lane)
@@ -194,7 +197,7 @@ impl Router {
     /// A later transport in the list is open and may reach the same peers.
     fn has_other(&self, lane: Lane) -> bool {
         let mut others = false;
-        each_lane!(self.lanes, (other, t) => others |= other as usize > lane as usize && t.is_open());
+        each_lane!(self.lanes, (other, t) => others |= other as usize > lane as usize && t.is_open() && carries(t));
         others
     }
 
@@ -312,6 +315,10 @@ fn name_of<T: Transport>(_: &T) -> &'static str {
     T::NAME
 }
 
+fn carries<T: Transport>(_: &T) -> bool {
+    T::CARRIES
+}
+
 fn is_two_way<T: Transport>(_: &T) -> bool {
     T::TWO_WAY
 }
@@ -348,6 +355,7 @@ impl<H: Handler> Handler for Beside<'_, H> {
             // If this transport has no contact yet, the first message makes it.
             set_route(self.routes, peer, Route::By(self.lane));
         }
+        each_lane_mut!(self.lanes, (lane, t) => t.meet(peer, address));
         self.handler.on_peer(peer, address);
     }
 
@@ -381,8 +389,8 @@ impl<H: Handler> Handler for Beside<'_, H> {
         self.handler.on_done(peer, token);
     }
 
-    fn on_lane_lost(&mut self, peer: PeerId) {
-        self.handler.on_lane_lost(peer);
+    fn on_lane_lost(&mut self, peer: PeerId, lane: LaneId) {
+        self.handler.on_lane_lost(peer, lane);
     }
 
     fn on_key_void(&mut self, peer: PeerId, key: &RemoteKey) {
@@ -436,6 +444,16 @@ macro_rules! by_mut {
     ($self:ident, $peer:ident, $t:ident => $body:expr, $none:expr) => {
         match $self.lane($peer) {
             Some(lane) => on_lane_mut!($self.lanes, lane, $t => $body, $none),
+            None => $none,
+        }
+    };
+}
+
+/// `a` with the transport `t` whose remote keys have this kind, or `b` where it is not open.
+macro_rules! by_kind {
+    ($on:ident, $self:ident, $kind:expr, $t:ident => $body:expr, $none:expr) => {
+        match Lane::of_key($kind) {
+            Some(lane) => $on!($self.lanes, lane, $t => $body, $none),
             None => $none,
         }
     };
@@ -516,19 +534,33 @@ impl Messages for Router {
 }
 
 impl OneSided for Router {
-    fn prepare(&mut self, peer: PeerId) -> Prepared {
-        // A peer that does not send by this transport does not access our memory by it.
-        if self.is_mixed(peer) {
-            return Prepared::No;
-        }
-        by_mut!(self, peer, t => t.prepare(peer), Prepared::No)
+    fn lanes(&self, peer: PeerId) -> super::Lanes {
+        let mut list = super::Lanes::default();
+        let Some(by) = self.lane(peer) else { return list };
+        // A peer that does not send by a transport of messages does not access our memory by it.
+        let mixed = self.is_mixed(peer);
+        each_lane!(self.lanes, (lane, t) => if !carries(t) || lane == by && !mixed {
+            t.lanes(peer).iter().for_each(|lane| list.push(*lane));
+        });
+        list
     }
 
-    fn register(&mut self, peer: PeerId, memory: &SegmentList, purpose: Purpose) -> Registered {
-        if self.is_mixed(peer) {
-            return Registered::No;
-        }
-        by_mut!(self, peer, t => t.register(peer, memory, purpose), Registered::No)
+    fn prepare(&mut self, peer: PeerId, lane: LaneId) -> Prepared {
+        by_kind!(on_lane_mut, self, lane.kind(), t => t.prepare(peer, lane), Prepared::No)
+    }
+
+    fn register(
+        &mut self,
+        peer: PeerId,
+        lane: LaneId,
+        memory: &SegmentList,
+        purpose: Purpose,
+    ) -> Registered {
+        by_kind!(
+            on_lane_mut, self, lane.kind(),
+            t => t.register(peer, lane, memory, purpose),
+            Registered::No
+        )
     }
 
     fn invalidate(&mut self, peer: PeerId, key: &RemoteKey) -> bool {
@@ -546,8 +578,8 @@ impl OneSided for Router {
     }
 
     #[inline]
-    fn direct_min(&self, peer: PeerId, reads: bool) -> Option<usize> {
-        by!(self, peer, t => t.direct_min(peer, reads), None)
+    fn direct_min(&self, peer: PeerId, key: &RemoteKey, reads: bool) -> Option<usize> {
+        by_kind!(on_lane, self, key.kind(), t => t.direct_min(peer, key, reads), None)
     }
 
     fn put(

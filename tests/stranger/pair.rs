@@ -8,7 +8,7 @@ use crate::memory::SegmentList;
 use crate::sys::Errno;
 use crate::transport::peers::PeerTable;
 use crate::transport::{
-    Access, Address, Caps, Contact, Departure, ELSEWHERE, Handler, Messages, Mode, OneSided,
+    Access, Address, Caps, Contact, Departure, ELSEWHERE, Handler, LaneCaps, LaneId, Lanes, Messages, Mode, OneSided,
     Opening, PeerId, Purpose, Put, Registered, Registration, Remote, RemoteKey, SendError, Sharing,
     Streaming, Transport,
 };
@@ -106,6 +106,7 @@ type Asked = VecDeque<(u64, Option<SegmentList>)>;
 
 /// The kind of our keys: the number of a region.
 const KEY: u8 = 200;
+const LANE: LaneId = LaneId::of(Pair::KEYS);
 
 /// The transport of one endpoint.
 #[derive(Debug)]
@@ -236,7 +237,7 @@ impl Pair {
                     }
                     _ => {
                         asked.clear();
-                        handler.on_lane_lost(peer);
+                        handler.on_lane_lost(peer, LANE);
                     }
                 }
             }
@@ -251,9 +252,6 @@ impl Messages for Pair {
             short_max: 4096,
             bcopy_max: PAYLOAD_MAX,
             fragment_max: PAYLOAD_MAX,
-            read_min: Some(1),
-            write_min: Some(1),
-            register_max: usize::MAX,
             atomics: Some(true),
             collectives: Some(true),
             ..Caps::UNKNOWN
@@ -282,7 +280,22 @@ impl Messages for Pair {
 }
 
 impl OneSided for Pair {
-    fn register(&mut self, peer: PeerId, memory: &SegmentList, purpose: Purpose) -> Registered {
+    fn lanes(&self, _: PeerId) -> Lanes {
+        Lanes::from(LaneCaps {
+            read_min: Some(1),
+            write_min: Some(1),
+            register_max: usize::MAX,
+            ..LaneCaps::of_host(LANE, 10_000, 1000)
+        })
+    }
+
+    fn register(
+        &mut self,
+        peer: PeerId,
+        _: LaneId,
+        memory: &SegmentList,
+        purpose: Purpose,
+    ) -> Registered {
         let Purpose::Region { reads, writes, .. } = purpose else { return Registered::No };
         let key = RemoteKey::new(KEY).with(self.exposed.len() as u64);
         self.exposed.push(Some((peer, *memory)));
@@ -325,7 +338,6 @@ impl Sharing for Pair {}
 
 impl Transport for Pair {
     const NAME: &'static str = "socket pairs";
-    const TWO_WAY: bool = false;
     const KEYS: &'static [u8] = &[KEY];
 
     fn open(opening: &mut Opening<'_>) -> Result<Option<Self>, Errno> {

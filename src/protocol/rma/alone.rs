@@ -14,8 +14,8 @@ use crate::protocol::limits::Limits;
 use crate::protocol::schemes::put::PUT_OF_A_MESSAGE;
 use crate::protocol::state::{Core, Engine};
 use crate::transport::{
-    Access, Iface, Mode, PeerId, Purpose, Put, Registered, Registration, Remote, RemoteKey,
-    SendError,
+    Access, Iface, LaneCaps, LaneId, Mode, PeerId, Purpose, Put, Registered, Registration, Remote,
+    RemoteKey, SendError,
 };
 
 /// Writes from `alone_min` bytes on are worth direct RMA on all transports, from this fraction of it on only on some.
@@ -36,6 +36,15 @@ pub(super) enum Moved {
     Part,
     /// It has to go by messages.
     Nothing,
+}
+
+/// The result of an attempt to move a part of an operation.
+enum Step {
+    /// So many bytes are moved, or being moved. 0: it has to go by messages.
+    Moved(usize),
+    /// Its key is one of another lane than that of the accesses before it, which are not in memory yet. Lanes have no
+    /// common order: those have to be flushed first.
+    OtherLane,
 }
 
 /// Shortest write that is counted for [`OFTEN`], bytes.
@@ -65,19 +74,22 @@ impl Channel {
         self.reaching.is_empty() && self.unflushed.is_none() && !self.flushing
     }
 
-    /// Moves, or begins to move, at most `most` bytes of an operation. Returns how many. 0: it has to go by messages.
+    /// Moves, or begins to move, at most `most` bytes of an operation.
     fn move_part<I: Iface>(
         &mut self,
         iface: &mut I,
         (key, op): (Key, &mut Op),
         offset: usize,
         most: usize,
-    ) -> Result<usize, SendError> {
+    ) -> Result<Step, SendError> {
         let (reads, token, stays) = (op.right == Right::Read, key.to_wire(), op.copy.is_some());
         let Some((at, len)) = self.granted.piece(&op.remote, offset, most) else {
             op.barred = true;
-            return Ok(0);
+            return Ok(Step::Moved(0));
         };
+        if self.kind != at.key.kind() && !self.is_flushed() {
+            return Ok(Step::OtherLane);
+        }
         let part = op.local.segments().slice(offset, len);
         let how = Put { notify: false, delivered: op.delivered, stays, token };
         let moved = match reads {
@@ -85,7 +97,7 @@ impl Channel {
             false => iface.put(op.peer, &part, &at, how),
         };
         match moved {
-            Ok(Access::Moved(moved)) => Ok(moved),
+            Ok(Access::Moved(moved)) => Ok(Step::Moved(moved)),
             Ok(Access::Begun | Access::Silent) => {
                 self.note_begun(&at, len, reads || op.delivered);
                 if op.begun == 0 {
@@ -93,7 +105,7 @@ impl Channel {
                     self.reaching.push_back(key);
                 }
                 op.begun += 1;
-                Ok(len)
+                Ok(Step::Moved(len))
             }
             Err(SendError::Again) => Err(SendError::Again),
             // The key may be another region's now, or void, or the buffer is not fit for direct access. The target
@@ -103,7 +115,7 @@ impl Channel {
                     self.granted.forget(&at.key);
                 }
                 op.barred = true;
-                Ok(0)
+                Ok(Step::Moved(0))
             }
         }
     }
@@ -112,7 +124,7 @@ impl Channel {
     /// its own.
     fn note_begun(&mut self, at: &Remote, len: usize, flushed: bool) {
         let last = Remote { offset: at.offset + (len as u64).saturating_sub(1), ..*at };
-        self.unflushed = (!flushed).then_some(last);
+        (self.unflushed, self.kind) = ((!flushed).then_some(last), at.key.kind());
     }
 
     /// All messages that were sent have their answer.
@@ -139,10 +151,10 @@ impl<I: Iface> Engine<I> {
             true => channel.is_drained(),
             false => channel.admits_write(delivered),
         };
-        if channel.granted.parts.is_empty() || !admitted {
-            return false;
-        }
-        let Some(min) = self.iface.direct_min(peer, reads) else { return false };
+        let Some(part) = channel.granted.parts.first().filter(|_| admitted) else { return false };
+        // Where two lanes have parts, any of them may say what is worth it.
+        let key = &part.registered.key;
+        let Some(min) = self.iface.direct_min(peer, key, reads) else { return false };
         let min = if reads || channel.reaching.is_empty() { min } else { 1 };
         (long || len >= min as u64) && channel.granted.cover(remote, right)
     }
@@ -194,9 +206,17 @@ impl<I: Iface> Engine<I> {
                 return Ok(Moved::Part);
             }
             let most = (len - offset).min(self.core.limits.bulk_chunk);
-            let moved = channel.move_part(&mut self.iface, (key, op), offset, most)?;
-            offset += moved;
-            self.core.counts.reached_bytes += moved as u64;
+            match channel.move_part(&mut self.iface, (key, op), offset, most)? {
+                Step::Moved(moved) => {
+                    offset += moved;
+                    self.core.counts.reached_bytes += moved as u64;
+                }
+                Step::OtherLane => {
+                    let peer = op.peer;
+                    self.flush_alone(peer);
+                    return Err(SendError::Again);
+                }
+            }
         }
         match (op.barred, op.begun) {
             (false, 0) => Ok(Moved::Whole),
@@ -235,38 +255,56 @@ impl<I: Iface> Engine<I> {
         id: u64,
         region: &keys::Region,
     ) -> Result<usize, SendError> {
-        let caps = self.iface.caps(peer);
-        let (len, most) = (region.memory.len() as u64, caps.register_max as u64);
+        let (len, on_device) = (region.memory.len() as u64, region.memory.is_on_device());
         let Some(first) = range.addr.checked_sub(region.base).filter(|at| *at < len) else {
             return Ok(0);
         };
-        let shortest = [caps.read_min, caps.write_min].into_iter().flatten().min();
-        let least = self.core.limits.alone_min.min(shortest.unwrap_or(usize::MAX));
-        if most == 0 || range.len < least as u64 {
-            return Ok(0);
+        let last = first.saturating_add(range.len.saturating_sub(1)).min(len - 1);
+        for lane in self.iface.lanes(peer).by_cost(range.len as usize, on_device) {
+            let least = self.core.limits.alone_min.min(lane.direct_min());
+            if lane.register_max == 0 || range.len < least as u64 {
+                continue;
+            }
+            let what = (range.key, id, region);
+            if let Some(granted) = self.grant_on(&lane, peer, what, (first, last))? {
+                return Ok(granted);
+            }
         }
-        let last = first.saturating_add(range.len - 1).min(len - 1);
-        let (mut n, mut next) = (0, first);
+        Ok(0)
+    }
+
+    /// Advertises parts on one lane. `None`: it takes none of them.
+    fn grant_on(
+        &mut self,
+        lane: &LaneCaps,
+        peer: PeerId,
+        (key, id, region): (u64, u64, &keys::Region),
+        (first, last): (u64, u64),
+    ) -> Result<Option<usize>, SendError> {
+        let (mut n, mut next, mut takes) = (0, first, false);
         while next <= last {
-            let (at, memory) = part_at(&region.memory, next, most);
+            let (at, memory) = part_at(&region.memory, next, lane.register_max as u64);
             next = at + memory.len() as u64;
-            let place = (range.key, region.base.wrapping_add(at));
+            let (name, place) = ((id, at, lane.lane.kind()), (key, region.base.wrapping_add(at)));
             let rights = (region.remote_read, region.remote_write);
-            n += match self.register_part(peer, (id, at), place, &memory, rights) {
-                Registered::Yes(_) => self.send_grant(peer, (id, at))?,
+            match self.register_part((peer, lane.lane), name, place, &memory, rights) {
+                Registered::Yes(_) => {
+                    takes = true;
+                    n += self.send_grant(peer, name)?;
+                }
                 Registered::Later => return Err(SendError::Again),
                 Registered::No => break,
-                Registered::Never => 0,
-            };
+                Registered::Never => {}
+            }
         }
-        Ok(n)
+        Ok(takes.then_some(n))
     }
 
     /// The transport's key of a part of a region, which is registered for the peer if it is not yet.
     fn register_part(
         &mut self,
-        peer: PeerId,
-        name: (u64, u64),
+        (peer, lane): (PeerId, LaneId),
+        name: (u64, u64, u8),
         (key, base): (u64, u64),
         memory: &SegmentList,
         (reads, writes): (bool, bool),
@@ -279,7 +317,7 @@ impl<I: Iface> Engine<I> {
             None => {}
         }
         let purpose = Purpose::Region { id: name.0, reads, writes };
-        let registered = self.iface.register(peer, memory, purpose);
+        let registered = self.iface.register(peer, lane, memory, purpose);
         match registered {
             Registered::Yes(registered) => {
                 let len = memory.len() as u64;
@@ -292,7 +330,7 @@ impl<I: Iface> Engine<I> {
     }
 
     /// Sends the GRANT of a part, unless it was sent. Returns the number of packets.
-    fn send_grant(&mut self, peer: PeerId, name: (u64, u64)) -> Result<usize, SendError> {
+    fn send_grant(&mut self, peer: PeerId, name: (u64, u64, u8)) -> Result<usize, SendError> {
         let told = self.core.rma.told.regions.get_mut(&peer);
         let part = told.and_then(|told| told.parts.get_mut(&name)?.as_mut());
         let Some(part) = part.filter(|part| !part.sent) else { return Ok(0) };
@@ -312,7 +350,7 @@ impl<I: Iface> Engine<I> {
     fn retract(&mut self) -> usize {
         let mut n = 0;
         for retracted in std::mem::take(&mut self.core.rma.told.retracted) {
-            let Retracted { peer, key, base, len } = retracted;
+            let Retracted { peer, key, base, len, .. } = retracted;
             let packet = RmaPacket::Retract { key, base, len }.encode();
             match self.iface.send(peer, Mode::Short, packet.as_slice(), 0, |_, _| ()) {
                 Err(SendError::Again) => self.core.rma.told.retracted.push(retracted),
@@ -369,7 +407,7 @@ impl Core {
         let unflushed = channel.unflushed.map(|at| at.key);
         // The end of its registration flushes a region. For writes to others, a read of any byte is a flush read.
         if channel.granted.remove(bytes, unflushed) {
-            channel.unflushed = channel.granted.any_byte();
+            channel.unflushed = channel.granted.any_byte(channel.kind);
         }
     }
 
@@ -425,15 +463,19 @@ impl Core {
         }
     }
 
-    /// The connection to `peer` ended, and both sides' keys are void. Direct operations in progress may have been done
-    /// or not: they are repeated as messages.
-    pub(in crate::protocol) fn lose_reaches(&mut self, peer: PeerId) {
-        self.rma.told.forget(peer);
+    /// A lane to `peer` was lost, and both sides' keys of it are void. Direct operations in progress on it may have been
+    /// done or not: they are repeated, by another lane or as messages.
+    pub(in crate::protocol) fn lose_reaches(&mut self, peer: PeerId, lane: LaneId) {
+        self.rma.told.forget_lane(peer, lane);
+        let Some(channel) = self.rma.channels.get_mut(peer.index()) else { return };
+        channel.granted.forget_lane(lane);
+        if !lane.has(channel.kind) {
+            return;
+        }
         // The peer ends its queue pair before it handles later packets: no write is on its way to its memory then.
         self.end_flush(peer);
         let Some(channel) = self.rma.channels.get_mut(peer.index()) else { return };
         channel.unflushed = None;
-        channel.granted.clear();
         let idle = channel.queue.is_empty();
         while let Some(key) = channel.reaching.pop_back() {
             let Some(op) = self.rma.ops.get_mut(key) else { continue };

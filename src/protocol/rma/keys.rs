@@ -3,7 +3,7 @@
 use super::ranges::{RemoteRange, RemoteRanges};
 use crate::memory::keys::Right;
 use crate::sys::numbers::NumberMap;
-use crate::transport::{Iface, PeerId, Registration, Remote, RemoteKey};
+use crate::transport::{Iface, LaneId, PeerId, Registration, Remote, RemoteKey};
 use std::collections::BTreeMap;
 
 /// Parts of regions that are advertised to a peer, at most.
@@ -44,10 +44,6 @@ pub(super) struct Granted {
 }
 
 impl Granted {
-    pub(super) fn clear(&mut self) {
-        self.parts.clear();
-    }
-
     /// The index behind all parts that begin at or before `addr` of `key`.
     pub(super) fn behind(&self, key: u64, addr: u64) -> usize {
         self.parts.partition_point(|part| (part.key, part.base) <= (key, addr))
@@ -129,6 +125,11 @@ impl Granted {
         self.parts.retain(|part| part.registered.key != *key);
     }
 
+    /// Removes the parts whose keys were made on this lane.
+    pub(super) fn forget_lane(&mut self, lane: LaneId) {
+        self.parts.retain(|part| !lane.made(&part.registered.key));
+    }
+
     /// Removes the parts with any of these bytes. Returns whether `key` was the transport's key of one of them.
     pub(super) fn remove(
         &mut self,
@@ -144,9 +145,10 @@ impl Granted {
         had
     }
 
-    /// A byte of any part that allows flush reads.
-    pub(super) fn any_byte(&self) -> Option<Remote> {
-        let part = self.parts.iter().find(|part| part.registered.confirms)?;
+    /// A byte of any part that allows flush reads and has a key of this kind.
+    pub(super) fn any_byte(&self, kind: u8) -> Option<Remote> {
+        let fits = |part: &&Part| part.registered.confirms && part.registered.key.kind() == kind;
+        let part = self.parts.iter().find(fits)?;
         Some(Remote { key: part.registered.key, offset: 0 })
     }
 }
@@ -168,15 +170,15 @@ pub(super) struct ToldPart {
 pub(super) struct ToldTo {
     /// Short reads and writes that the peer has sent as messages.
     pub(super) short: u32,
-    /// By region id and offset; `None`: a part that cannot be advertised.
-    pub(super) parts: BTreeMap<(u64, u64), Option<ToldPart>>,
+    /// By region id, offset and kind of the lane; `None`: a part that cannot be advertised on this lane.
+    pub(super) parts: BTreeMap<(u64, u64, u8), Option<ToldPart>>,
 }
 
 impl ToldTo {
     /// Takes out the parts of a region.
     pub(super) fn take(&mut self, region: u64) -> Vec<ToldPart> {
         let mut taken = Vec::new();
-        self.parts.retain(|(other, _), part| {
+        self.parts.retain(|(other, ..), part| {
             if *other == region {
                 taken.extend(part.take());
             }
@@ -198,6 +200,8 @@ pub(super) struct Retracted {
     pub(super) key: u64,
     pub(super) base: u64,
     pub(super) len: u64,
+    /// The kind of the transport's key.
+    kind: u8,
 }
 
 impl Retracted {
@@ -207,7 +211,7 @@ impl Retracted {
 
     pub(super) fn of(peer: PeerId, part: &ToldPart) -> Self {
         let ToldPart { key, base, len, .. } = *part;
-        Self { peer, key, base, len }
+        Self { peer, key, base, len, kind: part.registered.key.kind() }
     }
 }
 
@@ -225,6 +229,16 @@ impl Told {
         self.regions.remove(&peer);
         self.offers.retain(|(to, _)| *to != peer);
         self.retracted.retain(|retracted| retracted.peer != peer);
+    }
+
+    /// A lane to `peer` was lost, and its keys are void.
+    pub(super) fn forget_lane(&mut self, peer: PeerId, lane: LaneId) {
+        if let Some(told) = self.regions.get_mut(&peer) {
+            told.short = 0;
+            told.parts.retain(|(.., kind), _| !lane.has(*kind));
+        }
+        self.offers.retain(|(to, _)| *to != peer);
+        self.retracted.retain(|retracted| retracted.peer != peer || !lane.has(retracted.kind));
     }
 
     /// The region ends: invalidates its keys. Peers that do not find that out by themselves are told.

@@ -102,6 +102,8 @@ pub(super) struct Channel {
     /// progress.
     pub(super) unflushed: Option<Remote>,
     pub(super) flushing: bool,
+    /// The kind of the transport's key of the last of them, which names their lane.
+    pub(super) kind: u8,
     /// Writes of a certain length that were sent as messages since the last direct operation.
     pub(super) short_writes: u32,
 }

@@ -422,7 +422,9 @@ impl<I: Iface> Engine<I> {
                 if read.done >= read.request.ranges.total() {
                     let ranges = read.request.ranges;
                     self.core.end_read(peer, None, host);
-                    let least = caps.read_min.unwrap_or(usize::MAX) as u64;
+                    let lanes = self.iface.lanes(peer);
+                    let least = lanes.iter().filter_map(|lane| lane.read_min).min();
+                    let least = least.unwrap_or(usize::MAX) as u64;
                     let short = least..self.core.limits.alone_min as u64;
                     let told = &mut self.core.rma.told;
                     if short.contains(&ranges.total()) && told.asks_often(peer) {

@@ -9,9 +9,10 @@ use crate::protocol::limits::Counts;
 use crate::protocol::message::{Inbound, Next, Outbound};
 use crate::protocol::outbox::Outbox;
 use crate::protocol::packet::Packet;
+use crate::protocol::select::Buffers;
 use crate::sys::Errno;
 use crate::transport::{
-    Access, Iface, PeerId, Prepared, Purpose, Put, Registered, Remote, RemoteKey, SendError,
+    Access, Iface, LaneCaps, LaneId, PeerId, Purpose, Put, Registered, Remote, RemoteKey, SendError,
 };
 use std::collections::VecDeque;
 
@@ -41,6 +42,7 @@ pub(in crate::protocol) struct Lent {
     pub(in crate::protocol) message: Key,
     pub(in crate::protocol) offset: usize,
     len: usize,
+    lane: LaneId,
     mover: Mover,
     /// Its bytes are here, and bytes before it are missing.
     pub(in crate::protocol) filled: bool,
@@ -86,7 +88,9 @@ pub(in crate::protocol) struct Announced {
 /// The receiver's side, once a remote buffer was advertised.
 #[derive(Debug)]
 pub(in crate::protocol) struct Receiver {
-    /// As in [`Announced`], as long as it is valid.
+    /// The lane of all outstanding chunks.
+    lane: LaneId,
+    /// As in [`Announced`], as long as it is valid and of the same lane.
     pub(in crate::protocol) offer: Option<RemoteKey>,
     /// Outstanding chunks, including complete ones that have gaps before them.
     out: usize,
@@ -143,6 +147,8 @@ pub(in crate::protocol) struct Wrote {
     pub(in crate::protocol) tx: Key,
     offset: usize,
     len: usize,
+    /// The kind of the remote key, which names the lane.
+    pub(in crate::protocol) kind: u8,
 }
 
 impl Receiver {
@@ -152,12 +158,12 @@ impl Receiver {
         chunks: &mut Chunks,
         outbox: &mut Outbox,
         (key, message): (Key, &Inbound),
-        (announced, most): (Announced, usize),
+        (announced, by): (Announced, &LaneCaps),
     ) -> Result<Self, SendError> {
-        let Announced { offer, sees } = announced;
+        let (Announced { offer, sees }, lane) = (announced, by.lane);
         let (next, seen, phase) = (message.received, sees.then_some(0), Phase::Open);
-        let mut begun = Self { offer, out: 0, next, reads: false, seen, losses: 0, phase };
-        match begun.advertise(iface, chunks, outbox, (key, message), most) {
+        let mut begun = Self { lane, offer, out: 0, next, reads: false, seen, losses: 0, phase };
+        match begun.advertise(iface, chunks, outbox, (key, message), by) {
             Err(error) if begun.out == 0 => return Err(error),
             Err(SendError::Unreachable(_)) => begun.close(usize::MAX),
             Ok(()) | Err(SendError::Again) => {}
@@ -165,26 +171,31 @@ impl Receiver {
         Ok(begun)
     }
 
-    /// Advertises more remote buffers. `ready`: whether remote buffers work now.
+    /// The only lane for further chunks now, if chunks are outstanding: all are lost with one lane, or none.
+    pub(in crate::protocol) fn bound_to(&self) -> Option<LaneId> {
+        (self.out > 0).then_some(self.lane)
+    }
+
+    /// Advertises more remote buffers. `by`: whether remote buffers work now, and on which lane.
     pub(in crate::protocol) fn step(
         &mut self,
         iface: &mut impl Iface,
         chunks: &mut Chunks,
         outbox: &mut Outbox,
         (key, message): (Key, &Inbound),
-        (ready, most): (Prepared, usize),
+        by: Buffers,
     ) -> Next {
         self.take_back(iface, chunks, key);
         let mut again = false;
-        match (self.phase, ready) {
+        match (self.phase, by) {
             // A device that is reading goes on, and its completion leads here again.
             (Phase::Gone, _) if self.out > 0 => return Next::Waits,
             (Phase::Gone, _) => return Next::Failed(libc::EIO, Cause::LinkBroke),
             (Phase::Over { .. }, _) => {}
-            (Phase::Open, Prepared::No) => self.close(usize::MAX),
-            (Phase::Open, Prepared::Later) => again = true,
-            (Phase::Open, Prepared::Ready) => {
-                match self.advertise(iface, chunks, outbox, (key, message), most) {
+            (Phase::Open, Buffers::No) => self.close(usize::MAX),
+            (Phase::Open, Buffers::Later) => again = true,
+            (Phase::Open, Buffers::On(lane)) => {
+                match self.advertise(iface, chunks, outbox, (key, message), &lane) {
                     Ok(()) => {}
                     Err(SendError::Again) => again = true,
                     Err(SendError::Unreachable(_)) => self.close(usize::MAX),
@@ -206,14 +217,15 @@ impl Receiver {
         chunks: &mut Chunks,
         outbox: &mut Outbox,
         (key, message): (Key, &Inbound),
-        window_max: usize,
+        by: &LaneCaps,
     ) -> Result<(), SendError> {
-        let peer = message.peer;
+        let (peer, lane) = (message.peer, by.lane);
+        self.lane = lane;
         // The sender's remote key is void when the connection that it was made for ends.
-        self.offer = self.offer.filter(|offer| iface.is_current(peer, offer));
+        self.offer = self.offer.filter(|key| lane.made(key) && iface.is_current(peer, key));
         let most = match self.offer {
-            Some(_) => share(message.want, window_max.min(SHARE_MAX)),
-            None => window_max,
+            Some(_) => share(message.want, by.receive_max.min(SHARE_MAX)),
+            None => by.receive_max,
         };
         while self.out < AHEAD && self.next < message.want {
             let offset = self.next;
@@ -223,14 +235,14 @@ impl Receiver {
                 return Err(SendError::Unreachable(Errno(libc::EINVAL)));
             }
             let (mover, filled) = (Mover::Due, false);
-            let token =
-                chunks.list.push_back(Lent { peer, message: key, offset, len, mover, filled });
+            let chunk = Lent { peer, message: key, offset, len, lane, mover, filled };
+            let token = chunks.list.push_back(chunk);
             if self.reads && self.offer.is_some() {
                 chunks.due.push_back(token);
                 self.reads = false;
             } else {
                 let purpose = Purpose::Receive { token: token.to_wire() };
-                let made = match iface.register(peer, &part, purpose) {
+                let made = match iface.register(peer, lane, &part, purpose) {
                     Registered::Yes(made) => made,
                     other => {
                         chunks.list.remove(token);
@@ -331,9 +343,9 @@ impl Receiver {
         self.phase = Phase::Gone;
     }
 
-    /// The connection ended, and with it the remote buffers of both sides. False: none was outstanding.
-    pub(in crate::protocol) fn lose(&mut self, message: &Inbound) -> bool {
-        if self.out == 0 {
+    /// A lane was lost, and with it the remote buffers of both sides. False: none of them was outstanding.
+    pub(in crate::protocol) fn lose(&mut self, lane: LaneId, message: &Inbound) -> bool {
+        if self.bound_to() != Some(lane) {
             return false;
         }
         self.offer = None;
@@ -461,9 +473,10 @@ impl Chunks {
         self.due.iter().filter_map(|token| self.list.get(*token)).map(|lent| lent.peer)
     }
 
-    /// The peer, or the connection to it, is gone. Returns how many chunks of it there were.
-    pub(in crate::protocol) fn forget(&mut self, peer: PeerId) -> u64 {
-        let keys = self.list.keys_where(|lent| lent.peer == peer);
+    /// The peer (`None`), or a lane to it, is gone. Returns how many chunks of it there were.
+    pub(in crate::protocol) fn forget(&mut self, peer: PeerId, lane: Option<LaneId>) -> u64 {
+        let gone = |lent: &Lent| lent.peer == peer && lane.is_none_or(|lane| lent.lane == lane);
+        let keys = self.list.keys_where(gone);
         for token in &keys {
             self.list.remove(*token);
         }
@@ -511,7 +524,7 @@ impl Sender {
         let Self::Writing { queued, .. } = self else { return Ok(()) };
         let Due { tx, offset, len, remote } = *due;
         let (peer, part) = (message.peer, message.payload.segments().slice(offset, len));
-        let key = wrote.push_back(Wrote { peer, tx, offset, len });
+        let key = wrote.push_back(Wrote { peer, tx, offset, len, kind: remote.kind() });
         let token = key.to_wire() | PUT_OF_A_MESSAGE;
         let how = Put { notify: true, delivered: false, stays: false, token };
         let begun = iface.put(peer, &part, &Remote { key: remote, offset: 0 }, how);

@@ -2,7 +2,7 @@
 
 use super::fixture::{LIMITS, Memory, Report, World, receive_op, remote, rma_op, send_op};
 use super::sim::{Reach, Weather};
-use super::sim_window::Glazing;
+use super::sim_window::{Glazing, RAILS};
 use crate::memory::keys::Right;
 use crate::memory::keys::Right::{Read, Write};
 use crate::protocol::{Direction, Limits, RmaOp, SendOp};
@@ -491,5 +491,67 @@ fn a_device_does_short_reads_too() {
     world.access(0, &rma_op(peer, Write, &mut from, KEY + 1, 3)).unwrap();
     assert!(many(&mut world) > 1);
     assert_eq!(many(&mut world), 0);
+    world.assert_empty();
+}
+
+/// The peer has a lane to region `KEY` and another one to `KEY + 1`. Writes to both take effect in their order: those of the
+/// first are flushed before one of the second begins.
+#[test]
+fn a_write_by_another_lane_does_not_overtake() {
+    for seed in 0..20 {
+        let mut world = distant(Glazing { rails: 2, steady: true, ..Glazing::none() });
+        let (mut region, mut flag) = (Memory::zeroed(LEN), Memory::zeroed(LEN));
+        world.register(1, KEY, &mut region, &BOTH);
+        introduce(&mut world);
+        world.net.borrow_mut().set_rail((0, 1), RAILS[0], Prepared::No);
+        world.register(1, KEY + 1, &mut flag, &BOTH);
+        let peer = world.peer(0, 1);
+        let mut last = Memory::pattern(seed, LEN);
+        let reached = |world: &mut World| world.node(0).engine.counts().reached_bytes;
+        let other = |world: &mut World, last: &mut Memory| {
+            let before = reached(world);
+            world.access(0, &rma_op(peer, Write, last, KEY + 1, 2)).unwrap();
+            world.settle();
+            assert!(ended(world).iter().all(Result::is_ok));
+            reached(world) > before
+        };
+        assert!((0..100).any(|_| other(&mut world, &mut last)), "it is never told of the region");
+        flag.0.fill(0);
+        let mut first = Memory::pattern(seed + 1, LEN);
+        world.access(0, &rma_op(peer, Write, &mut first, KEY, 1)).unwrap();
+        world.access(0, &rma_op(peer, Write, &mut last, KEY + 1, 2)).unwrap();
+        for rounds in 0.. {
+            assert!(rounds < 1000, "it never comes");
+            if flag.0.iter().any(|byte| *byte != 0) {
+                break;
+            }
+            world.progress(0);
+        }
+        assert!(region.0 == first.0, "{seed}");
+        world.settle();
+        assert!(ended(&mut world).len() == 2 && flag.0 == last.0);
+        world.accesses(1);
+        world.assert_empty();
+    }
+}
+
+#[test]
+fn a_region_is_accessed_by_the_next_lane_when_its_lane_is_lost() {
+    let mut world = distant(Glazing { rails: 2, steady: true, ..Glazing::none() });
+    let mut region = Memory::zeroed(LEN);
+    world.register(1, KEY, &mut region, &BOTH);
+    introduce(&mut world);
+    let peer = world.peer(0, 1);
+    for next in [Prepared::No, Prepared::Ready] {
+        let mut from = Memory::pattern(3, LEN);
+        world.access(0, &rma_op(peer, Write, &mut from, KEY, 1)).unwrap();
+        world.net.borrow_mut().lose_rail((0, 1), RAILS[0], next);
+        world.settle();
+        assert!(ended(&mut world).iter().all(Result::is_ok) && region.0 == from.0);
+        world.accesses(1);
+        introduce(&mut world);
+        world.settle();
+        world.accesses(1);
+    }
     world.assert_empty();
 }

@@ -2,6 +2,7 @@
 
 use super::fixture::{Memory, World, receive_op, send_op};
 use super::sim_window;
+use super::sim_window::RAILS;
 use super::windows::{Begun, LEN, WINDOW, glazing, seen, world};
 use crate::protocol::SendOp;
 use crate::protocol::packet::{Packet, Ranges};
@@ -232,7 +233,7 @@ fn a_message_that_its_sender_has_no_more_is_not_waited_for() {
     // They are lost though the device has taken them, which no working device does.
     let peer = world.peer(1, 0);
     let Core { arrivals, outbox, counts, .. } = &mut world.node(1).engine.core;
-    arrivals.lose_windows(peer, outbox, counts);
+    arrivals.lose_windows((peer, RAILS[0]), outbox, counts);
     world.settle();
     assert_eq!(world.receive_failed(1).error, libc::EIO);
     assert_eq!(dropped(world, 0, 1, &[Packet::Gone { rx }, Packet::Gone { rx: u64::MAX }]), 2);

@@ -13,6 +13,7 @@ mod eager;
 mod fixture;
 mod hostile;
 mod hostile_windows;
+mod lanes;
 mod limits;
 mod matching;
 mod multi_receive;

@@ -6,7 +6,7 @@
 use super::rng::{Rng, payload};
 use super::sim_share::{Shares, Teamwork};
 use super::sim_stream::{Flow, Step, Way};
-use super::sim_window::{self, Glazing, Held, Panes};
+use super::sim_window::{self, Glazing, Held, Panes, RAILS};
 use crate::memory::keys::Right;
 use crate::memory::{MAX_SEGMENTS, Segment, SegmentList};
 use crate::protocol::collective::CollectivePacket;
@@ -17,9 +17,9 @@ use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::loopback::Loopback;
 use crate::transport::{
-    Access, Address, Assisted, Caps, Departure, Handler, Head, Iface, MAX_HEADER, Messages, Mode,
-    OneSided, PeerId, Prepared, Purpose, Put, Registered, Registration, Remote, RemoteKey,
-    SendError, Share, Sharing, StreamEnd, Streaming, Taken,
+    Access, Address, Assisted, Caps, Departure, Handler, Head, Iface, LaneCaps, LaneId, Lanes,
+    MAX_HEADER, Messages, Mode, OneSided, PeerId, Prepared, Purpose, Put, Registered, Registration,
+    Remote, RemoteKey, SendError, Share, Sharing, StreamEnd, Streaming, Taken,
 };
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -187,7 +187,8 @@ struct Link {
     queues: [VecDeque<Item>; 2],
     /// Indexed like the queues.
     flows: [Flow; 2],
-    panes: Panes,
+    /// By device.
+    panes: Vec<Panes>,
     /// Split copies of the messages in each queue.
     shares: [Shares; 2],
     get: [Reach; 2],
@@ -294,7 +295,7 @@ impl Net {
         for (peer, links) in place.links {
             for link in links {
                 let side = self.links[link].reads(slot);
-                self.links[link].panes.forget(side);
+                self.links[link].panes.iter_mut().for_each(|panes| panes.forget(side));
                 self.links[link].shares[side].forget();
                 if !self.links[link].broken && peer != slot {
                     self.end(link, peer, departure);
@@ -318,7 +319,7 @@ impl Net {
         let Self { links, rng, weather, .. } = self;
         let link = &mut links[link];
         link.broken = true;
-        link.panes.close();
+        link.panes.iter_mut().for_each(Panes::close);
         let side = link.reads(reader);
         link.flows[side] = Flow::default();
         if departure == Departure::Closed {
@@ -357,7 +358,11 @@ impl Net {
             put: draw(&weather.put),
             shares: Default::default(),
             epochs: [0; 2],
-            panes: Panes::new(1000 * id as u32, &weather.windows, rng),
+            panes: RAILS
+                .into_iter()
+                .take(weather.windows.rails)
+                .map(|rail| Panes::new(rail, 1000 * id as u32, &weather.windows, rng))
+                .collect(),
         };
         self.places[me].links.entry(peer).or_default().push_back(id);
         if me != peer {
@@ -489,7 +494,7 @@ impl Net {
                 let side = link.reads(slot);
                 link.queues[side].is_empty()
                     && link.flows[side].is_idle()
-                    && link.panes.is_idle(side)
+                    && link.panes.iter().all(|panes| panes.is_idle(side))
                     && link.shares[side].is_idle()
             })
         })
@@ -497,9 +502,9 @@ impl Net {
 
     /// Whether a device has something to do, or to report.
     pub(super) fn has_begun(&self) -> bool {
-        let panes = self.links.iter().filter(|link| !link.broken).map(|link| &link.panes);
+        let mut panes = self.links.iter().filter(|link| !link.broken).flat_map(|link| &link.panes);
         self.weather.windows.reaches()
-            && panes.into_iter().any(|panes| [0, 1].iter().any(|side| !panes.is_idle(*side)))
+            && panes.any(|panes| [0, 1].iter().any(|side| !panes.is_idle(*side)))
     }
 
     fn next_item(&mut self, me: Slot) -> Option<(Slot, Item)> {
@@ -513,7 +518,9 @@ impl Net {
                 let side = link.reads(me);
                 // The peer's writes are reported before its departure.
                 match link.queues[side].front() {
-                    Some(Item::Departed(_)) => link.panes.is_settled(side),
+                    Some(Item::Departed(_)) => {
+                        link.panes.iter().all(|panes| panes.is_settled(side))
+                    }
                     front => front.is_some(),
                 }
             })
@@ -536,7 +543,7 @@ impl Net {
             link.flows[side].delivered += 1;
         }
         if let Item::Departed(departure) = item {
-            link.panes.forget(side);
+            link.panes.iter_mut().for_each(|panes| panes.forget(side));
             link.shares[side].forget();
             if let Some(list) = places[me].links.get_mut(&peer) {
                 list.pop_front();
@@ -579,57 +586,84 @@ impl Net {
         None
     }
 
-    /// The device state of the link between two endpoints, the end of it that `me` is, and the parameters and random
-    /// numbers that it depends on.
-    fn panes(&mut self, me: Slot, peer: Slot) -> Option<(&mut Panes, usize, &Glazing, &mut Rng)> {
+    /// The state of the devices of one kind of keys on the link between two endpoints, the end of it that `me` is, and the
+    /// parameters and random numbers that it depends on.
+    fn panes(
+        &mut self,
+        (me, peer): (Slot, Slot),
+        kind: u8,
+    ) -> Option<(&mut Panes, usize, &Glazing, &mut Rng)> {
         let glazed = self.weather.windows.max > 0 || self.weather.windows.exposes;
         let link = self.current(me, peer).filter(|_| me != peer && glazed)?;
         let Self { links, weather, rng, .. } = self;
         let link = &mut links[link];
         let side = link.reads(me);
-        Some((&mut link.panes, side, &weather.windows, rng))
+        let panes = link.panes.iter_mut().find(|panes| panes.rail.has(kind))?;
+        Some((panes, side, &weather.windows, rng))
     }
 
     /// The buffers that `me` advertises.
     pub(super) fn held(&self, me: Slot) -> impl Iterator<Item = &Held> {
         let links = self.places[me].links.values().flatten().map(|link| &self.links[*link]);
-        links.flat_map(move |link| link.panes.held(link.reads(me)))
+        links.flat_map(move |link| {
+            link.panes.iter().flat_map(move |panes| panes.held(link.reads(me)))
+        })
     }
 
     /// The connection between `a` and `b`, as `a` believes.
     pub(super) fn connection(&self, a: Slot, b: Slot) -> u32 {
+        self.connection_of((a, b), RAILS[0])
+    }
+
+    /// The same for the devices of a lane.
+    pub(super) fn connection_of(&self, (a, b): (Slot, Slot), rail: LaneId) -> u32 {
         let link = &self.links[self.current(a, b).unwrap()];
-        link.panes.known(link.reads(a))
+        let panes = link.panes.iter().find(|panes| panes.rail == rail).unwrap();
+        panes.known(link.reads(a))
     }
 
     /// Whether `me` has memory under a key that it made for `peer`.
     pub(super) fn is_registered(&self, me: Slot, peer: Slot, key: &RemoteKey) -> bool {
         let link = &self.links[self.current(me, peer).unwrap()];
-        link.panes.is_registered(link.reads(me), key)
+        let panes = link.panes.iter().find(|panes| panes.rail.made(key));
+        panes.is_some_and(|panes| panes.is_registered(link.reads(me), key))
     }
 
     /// The reads of messages that `me` has begun: tokens, and their destinations.
     pub(super) fn reading(&self, me: Slot) -> impl Iterator<Item = (u64, &SegmentList)> {
         let links = self.places[me].links.values().flatten().map(|link| &self.links[*link]);
-        links.flat_map(move |link| link.panes.reading(link.reads(me)))
+        links.flat_map(move |link| {
+            link.panes.iter().flat_map(move |panes| panes.reading(link.reads(me)))
+        })
     }
 
-    /// Ends the device connection between `a` and `b`.
+    /// Ends the connection of the first devices between `a` and `b`.
     pub(super) fn lose_windows(&mut self, a: Slot, b: Slot, state: Prepared) {
-        let (panes, _, _, rng) = self.panes(a, b).unwrap();
+        self.lose_rail((a, b), RAILS[0], state);
+    }
+
+    /// Ends the connection of the devices of a lane.
+    pub(super) fn lose_rail(&mut self, ends: (Slot, Slot), rail: LaneId, state: Prepared) {
+        let (panes, _, _, rng) = self.panes(ends, rail.kind()).unwrap();
         panes.lose(state, rng);
     }
 
     pub(super) fn set_windows(&mut self, a: Slot, b: Slot, state: Prepared) {
-        self.panes(a, b).unwrap().0.state = state;
+        self.set_rail((a, b), RAILS[0], state);
+    }
+
+    pub(super) fn set_rail(&mut self, ends: (Slot, Slot), rail: LaneId, state: Prepared) {
+        self.panes(ends, rail.kind()).unwrap().0.state = state;
     }
 
     /// One event of the device connections of `me`.
-    fn window_step(&mut self, me: Slot) -> Option<(Slot, sim_window::Step)> {
+    fn window_step(&mut self, me: Slot) -> Option<(Slot, LaneId, sim_window::Step)> {
         let peers: Vec<Slot> = self.places[me].links.keys().copied().collect();
         peers.into_iter().find_map(|peer| {
-            let (panes, side, glazing, rng) = self.panes(me, peer)?;
-            Some((peer, panes.step(side, glazing, rng)?))
+            RAILS.into_iter().find_map(|rail| {
+                let (panes, side, glazing, rng) = self.panes((me, peer), rail.kind())?;
+                Some((peer, rail, panes.step(side, glazing, rng)?))
+            })
         })
     }
 
@@ -726,22 +760,9 @@ impl SimIface {
             push_max,
             stream_max,
             stream_min: 300,
-            window_max: net.weather.windows.max,
-            window_min: net.weather.windows.min,
             get,
             put,
             one_sided,
-            read_min: if net.weather.windows.exposes {
-                Some(64)
-            } else {
-                get.then_some(usize::MAX)
-            },
-            write_min: if net.weather.windows.exposes {
-                Some(128)
-            } else {
-                put.then_some(usize::MAX)
-            },
-            register_max: net.weather.windows.expose_max,
             atomics: net.weather.atomics,
             collectives: net.weather.collectives(self.slot(peer)),
             announces_room,
@@ -756,11 +777,11 @@ impl SimIface {
         let steps = self.net.borrow_mut().rng.below(4);
         for n in 0..steps {
             let step = self.net.borrow_mut().window_step(self.me);
-            let Some((slot, step)) = step else { return n };
+            let Some((slot, rail, step)) = step else { return n };
             let peer = self.intern(slot);
             match step {
                 sim_window::Step::Notify(token) => handler.on_notify(peer, token),
-                sim_window::Step::Lost => handler.on_lane_lost(peer),
+                sim_window::Step::Lost => handler.on_lane_lost(peer, rail),
                 sim_window::Step::Done(token) => handler.on_done(peer, token),
                 sim_window::Step::Void(key) => handler.on_key_void(peer, &key),
             }
@@ -899,6 +920,7 @@ impl Messages for SimIface {
 
 /// The kind of the keys of direct copies: the epoch and the address.
 const COPIED: u8 = 1;
+const COPIES: LaneId = LaneId::of(&[COPIED]);
 
 const STALE: SendError = SendError::Unreachable(Errno(libc::ESTALE));
 
@@ -919,8 +941,8 @@ impl SimIface {
         if at.key.kind() != COPIED {
             let Weather { again_percent, queue_len, .. } = net.weather;
             let broken = net.has_broken(self.me, slot);
-            let Some((panes, side, glazing, rng)) = net.panes(self.me, slot).filter(|_| !broken)
-            else {
+            let panes = net.panes((self.me, slot), at.key.kind());
+            let Some((panes, side, glazing, rng)) = panes.filter(|_| !broken) else {
                 return if how.notify { Ok(Access::Silent) } else { Err(STALE) };
             };
             if !how.notify {
@@ -959,27 +981,59 @@ impl SimIface {
 }
 
 impl OneSided for SimIface {
-    fn prepare(&mut self, peer: PeerId) -> Prepared {
+    fn lanes(&self, peer: PeerId) -> Lanes {
+        let Caps { get, put, .. } = self.caps_now(peer);
+        let net = self.net.borrow();
+        let Glazing { rails, max, min, exposes, expose_max, .. } = net.weather.windows;
+        let mut lanes = Lanes::default();
+        for (rail, latency_ns) in RAILS.into_iter().take(rails).zip(1..) {
+            lanes.push(LaneCaps {
+                receive_max: max,
+                receive_min: min,
+                read_min: exposes.then_some(64),
+                write_min: exposes.then_some(128),
+                register_max: if exposes { expose_max } else { 0 },
+                ..LaneCaps::of_host(rail, latency_ns, 1000)
+            });
+        }
+        if !exposes {
+            lanes.push(LaneCaps {
+                read_min: get.then_some(usize::MAX),
+                write_min: put.then_some(usize::MAX),
+                register_max: expose_max,
+                ..LaneCaps::of_host(COPIES, 100, 1000)
+            });
+        }
+        lanes
+    }
+
+    fn prepare(&mut self, peer: PeerId, lane: LaneId) -> Prepared {
         let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
         let hesitates = net.weather.again_percent;
-        let Some((panes, side, glazing, rng)) = net.panes(self.me, peer) else {
+        let Some((panes, side, glazing, rng)) = net.panes((self.me, peer), lane.kind()) else {
             return Prepared::No;
         };
         let now = panes.prepare(side, glazing, rng);
         if now == Prepared::Ready && rng.percent(hesitates) { Prepared::Later } else { now }
     }
 
-    fn register(&mut self, peer: PeerId, memory: &SegmentList, purpose: Purpose) -> Registered {
+    fn register(
+        &mut self,
+        peer: PeerId,
+        lane: LaneId,
+        memory: &SegmentList,
+        purpose: Purpose,
+    ) -> Registered {
         let (mut net, slot) = (self.net.borrow_mut(), self.slot(peer));
-        let exposes = net.weather.windows.exposes;
         let (again, broken) = (net.weather.again_percent, net.has_broken(self.me, slot));
-        if let (Purpose::Region { reads, writes, .. }, false) = (purpose, exposes) {
+        if let (Purpose::Region { reads, writes, .. }, true) = (purpose, lane == COPIES) {
             drop(net);
             let Some(epoch) = self.epoch_of(slot) else { return Registered::No };
             let key = RemoteKey::new(COPIED).with(epoch.into()).with(memory.first_addr());
             return Registered::Yes(Registration { key, reads, writes, confirms: true });
         }
-        let Some((panes, side, glazing, rng)) = net.panes(self.me, slot).filter(|_| !broken) else {
+        let panes = net.panes((self.me, slot), lane.kind());
+        let Some((panes, side, glazing, rng)) = panes.filter(|_| !broken) else {
             return Registered::No;
         };
         if matches!(purpose, Purpose::Receive { .. }) && rng.percent(again) {
@@ -991,7 +1045,7 @@ impl OneSided for SimIface {
     fn invalidate(&mut self, peer: PeerId, key: &RemoteKey) -> bool {
         let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
         if key.kind() != COPIED {
-            if let Some((panes, side, ..)) = net.panes(self.me, peer) {
+            if let Some((panes, side, ..)) = net.panes((self.me, peer), key.kind()) {
                 panes.invalidate(side, key);
             }
             return false;
@@ -1004,7 +1058,8 @@ impl OneSided for SimIface {
 
     fn is_current(&self, peer: PeerId, key: &RemoteKey) -> bool {
         let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
-        net.panes(self.me, peer).is_some_and(|(panes, side, ..)| panes.is_current(side, key))
+        let panes = net.panes((self.me, peer), key.kind());
+        panes.is_some_and(|(panes, side, ..)| panes.is_current(side, key))
     }
 
     fn put(

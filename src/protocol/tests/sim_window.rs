@@ -1,5 +1,6 @@
 //! Devices of the simulated network: remote buffers and advertised regions. Writes to them arrive in their own time, in
-//! no order with messages. All keys are void when the connection ends, which each side learns later.
+//! no order with messages. All keys are void when the connection ends, which each side learns later. Two sides may have
+//! two devices each, with a connection of each pair: two lanes.
 
 use super::rng::Rng;
 use crate::memory::SegmentList;
@@ -8,28 +9,35 @@ use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::loopback::Loopback;
 use crate::transport::{
-    Access, Prepared, Purpose, Put, Registered, Registration, Remote, RemoteKey, SendError,
+    Access, LaneId, Prepared, Purpose, Put, Registered, Registration, Remote, RemoteKey, SendError,
 };
 use std::collections::{BTreeMap, VecDeque};
 
-/// The kind of the devices' keys.
-const KIND: u8 = 2;
+/// The lanes of the devices, the better one first.
+pub(super) const RAILS: [LaneId; 2] = [LaneId::of(&[2]), LaneId::of(&[3])];
 
-/// A key of the devices: number of the connection and of the memory, and its address.
+/// A key of the first devices: number of the connection and of the memory, and its address.
 pub(super) fn key(connection: u32, slot: u32, addr: u64) -> RemoteKey {
-    RemoteKey::new(KIND).with(u64::from(slot) << 32 | u64::from(connection)).with(addr)
+    key_of(RAILS[0], (connection, slot), addr)
+}
+
+/// As [`key`], of other devices.
+pub(super) fn key_of(rail: LaneId, (connection, slot): (u32, u32), addr: u64) -> RemoteKey {
+    RemoteKey::new(rail.kind()).with(u64::from(slot) << 32 | u64::from(connection)).with(addr)
 }
 
 /// Number of the connection, and of the memory.
 fn numbers(key: &RemoteKey) -> (u32, u32) {
     let word = key.word(0).unwrap();
-    assert_eq!(key.kind(), KIND);
+    assert!(RAILS.iter().any(|rail| rail.made(key)));
     (word as u32, (word >> 32) as u32)
 }
 
 /// Parameters that do not change during a run.
 #[derive(Clone, Debug)]
 pub(super) struct Glazing {
+    /// Devices of each side: one or two.
+    pub(super) rails: usize,
     /// Longest remote buffer (0: there are no devices), and shortest message that uses them, bytes.
     pub(super) max: usize,
     pub(super) min: usize,
@@ -62,6 +70,7 @@ pub(super) struct Glazing {
 impl Glazing {
     pub(super) fn none() -> Self {
         Self {
+            rails: 1,
             max: 0,
             min: 0,
             count: 64,
@@ -178,6 +187,7 @@ impl End {
 /// The device state of a link.
 #[derive(Debug)]
 pub(super) struct Panes {
+    pub(super) rail: LaneId,
     pub(super) state: Prepared,
     connection: u32,
     slots: u32,
@@ -194,8 +204,9 @@ pub(super) enum Step {
 }
 
 impl Panes {
-    pub(super) fn new(connection: u32, glazing: &Glazing, rng: &mut Rng) -> Self {
+    pub(super) fn new(rail: LaneId, connection: u32, glazing: &Glazing, rng: &mut Rng) -> Self {
         let mut panes = Self {
+            rail,
             state: rng.pick(&glazing.begin),
             connection,
             slots: 0,
@@ -314,7 +325,7 @@ impl Panes {
     fn expose(&mut self, side: usize, memory: &SegmentList, region: bool) -> RemoteKey {
         self.slots += 1;
         self.ends[side].exposed.insert(self.slots, (region, memory.first_addr()));
-        key(self.ends[side].known, self.slots, memory.first_addr())
+        key_of(self.rail, (self.ends[side].known, self.slots), memory.first_addr())
     }
 
     fn lend(
@@ -336,7 +347,7 @@ impl Panes {
         self.slots += 1;
         let (slot, connection) = (self.slots, end.known);
         end.held.push(Held { slot, connection, token, part: *part });
-        Ok(key(connection, slot, part.first_addr()))
+        Ok(key_of(self.rail, (connection, slot), part.first_addr()))
     }
 
     /// See [`crate::transport::OneSided::invalidate`].
@@ -535,7 +546,7 @@ impl Panes {
             let first = end.exposed.iter().find(|(_, (region, _))| *region);
             if let Some((slot, (_, addr))) = first.map(|(slot, region)| (*slot, *region)) {
                 end.exposed.remove(&slot);
-                let void = key(end.known, slot, addr);
+                let void = key_of(self.rail, (end.known, slot), addr);
                 self.ends[1 - side].place_all();
                 return Some(Step::Void(void));
             }

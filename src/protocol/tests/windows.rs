@@ -51,7 +51,10 @@ pub(super) struct Begun {
 
 impl Begun {
     pub(super) fn new(glazing: Glazing) -> Self {
-        let mut world = world(glazing, 2);
+        Self::on(world(glazing, 2))
+    }
+
+    pub(super) fn on(mut world: World) -> Self {
         let peer = world.peer(0, 1);
         let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
         world.receive(1, &receive_op(&mut to, 2)).unwrap();

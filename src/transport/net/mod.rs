@@ -20,9 +20,10 @@ use self::background::Background;
 use self::core::{Core, Event};
 use super::peers::PeerTable;
 use super::{
-    Access, Address, BCOPY_LEAST, Caps, Contact, Departure, ELSEWHERE, Handler, Head, LookedAt,
-    MAX_HEADER, Mark, Messages, Mode, OneSided, Opening, PeerId, Prepared, Purpose, Put,
-    Registered, Remote, RemoteKey, SendError, Sharing, Source, StreamEnd, Streaming, Transport,
+    Access, Address, BCOPY_LEAST, Caps, Contact, Departure, ELSEWHERE, Handler, Head, LaneCaps,
+    LaneId, Lanes, LookedAt, MAX_HEADER, Mark, Messages, Mode, OneSided, Opening, PeerId, Prepared,
+    Purpose, Put, Registered, Remote, RemoteKey, SendError, Sharing, Source, StreamEnd, Streaming,
+    Transport,
 };
 use crate::config::Config;
 use crate::memory::{Segment, SegmentList};
@@ -54,6 +55,11 @@ const _: () = assert!(BCOPY_MAX >= BCOPY_LEAST);
 const PUSH_MAX: usize = 256 * 1024;
 /// Shortest message that goes by stream, bytes. Below it the system calls for a stream cost more than the packets.
 const STREAM_MIN: usize = 32 * 1024;
+/// The lane for bulk: the device's, or that of the kernel's rv module.
+const LANE: LaneId = LaneId::of(bulk::key::KINDS);
+/// A short RDMA Write and its completion, nanoseconds, and the rate of a port of 100 Gb/s, bytes per microsecond.
+const LANE_NS: u32 = 3_000;
+const LANE_RATE: u32 = 12_000;
 /// Shortest direct RMA read and write that are left to the device, bytes: a datagram does a shorter write sooner.
 const READ_MIN: usize = 1;
 const WRITE_MIN: usize = 2048;
@@ -355,7 +361,7 @@ impl<H: Handler> BulkSink for Above<'_, H> {
 
     fn on_lost(&mut self, inner: PeerId) {
         if let Some(peer) = self.numbers.outer(inner) {
-            self.handler.on_lane_lost(peer);
+            self.handler.on_lane_lost(peer, LANE);
         }
     }
 
@@ -710,7 +716,6 @@ impl Messages for Net {
             }
             _ => (0, None),
         };
-        let window = self.bulk.as_ref().map_or((0, 0), |bulk| bulk.sizes());
         Caps {
             short_max,
             bcopy_max: BCOPY_MAX,
@@ -718,11 +723,6 @@ impl Messages for Net {
             push_max: PUSH_MAX,
             stream_max: if self.streams.is_some() { stream::PAYLOAD_MAX } else { 0 },
             stream_min: self.bulk_min.unwrap_or(STREAM_MIN),
-            window_max: window.0,
-            window_min: self.bulk_min.unwrap_or(window.1),
-            read_min: self.bulk.as_ref().map(|_| READ_MIN),
-            write_min: self.bulk.as_ref().map(|_| WRITE_MIN),
-            register_max: if self.bulk.is_some() { REGISTER_MAX } else { 0 },
             atomics: features.map(|all| all & reliable::packet::ATOMICS != 0),
             collectives: features.map(|all| all & reliable::packet::COLLECTIVES != 0),
             announces_room: true,
@@ -849,7 +849,20 @@ impl Net {
 }
 
 impl OneSided for Net {
-    fn prepare(&mut self, peer: PeerId) -> Prepared {
+    fn lanes(&self, _: PeerId) -> Lanes {
+        let Some(bulk) = &self.bulk else { return Lanes::default() };
+        let (receive_max, receive_min) = bulk.sizes();
+        Lanes::from(LaneCaps {
+            receive_max,
+            receive_min: self.bulk_min.unwrap_or(receive_min),
+            read_min: Some(READ_MIN),
+            write_min: Some(WRITE_MIN),
+            register_max: REGISTER_MAX,
+            ..LaneCaps::of_host(LANE, LANE_NS, LANE_RATE)
+        })
+    }
+
+    fn prepare(&mut self, peer: PeerId, _: LaneId) -> Prepared {
         self.rhythm.bulk_hot = true;
         let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
             return Prepared::No;
@@ -861,9 +874,16 @@ impl OneSided for Net {
         bulk.lane(inner, clock::now_ns())
     }
 
-    fn register(&mut self, peer: PeerId, memory: &SegmentList, purpose: Purpose) -> Registered {
+    fn register(
+        &mut self,
+        peer: PeerId,
+        _: LaneId,
+        memory: &SegmentList,
+        purpose: Purpose,
+    ) -> Registered {
         let region = matches!(purpose, Purpose::Region { .. });
-        if region && self.prepare(peer) == Prepared::No || purpose == Purpose::Send && !self.offers
+        if region && self.prepare(peer, LANE) == Prepared::No
+            || purpose == Purpose::Send && !self.offers
         {
             return Registered::No;
         }
@@ -918,7 +938,7 @@ impl OneSided for Net {
     }
 
     #[inline]
-    fn direct_min(&self, _: PeerId, reads: bool) -> Option<usize> {
+    fn direct_min(&self, _: PeerId, _: &RemoteKey, reads: bool) -> Option<usize> {
         let min = if reads { READ_MIN } else { WRITE_MIN };
         self.bulk.is_some().then_some(min)
     }

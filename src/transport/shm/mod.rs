@@ -387,9 +387,6 @@ impl Messages for Shm {
             // A peer whose pid is not visible lives in another pid namespace: we could not tell its end, or that it is
             // stopped, from a copy in progress.
             one_sided: self.out(peer).is_none_or(|link| link.pid > 0),
-            read_min: get.then_some(usize::MAX),
-            write_min: put.then_some(usize::MAX),
-            register_max: usize::MAX,
             atomics: features.map(|all| all & hello::ATOMICS != 0),
             collectives: features.map(|all| all & hello::COLLECTIVES != 0),
             outlives: true,
@@ -456,8 +453,7 @@ impl Streaming for Shm {}
 
 impl Transport for Shm {
     const NAME: &'static str = "shared memory";
-    const TWO_WAY: bool = false;
-    const KEYS: &'static [u8] = &[reaching::KEY];
+    const KEYS: &'static [u8] = reaching::KEYS;
 
     fn open(opening: &mut Opening<'_>) -> Result<Option<Self>, Errno> {
         let (config, net) = (&opening.config.shm, opening.config.net.on);

@@ -31,7 +31,8 @@ use crate::sys::{Errno, process};
 use crate::telemetry::log;
 use crate::transport::settling::settle;
 use crate::transport::{
-    Access, OneSided, PeerId, Purpose, Put, Registered, Registration, Remote, RemoteKey, SendError,
+    Access, LaneCaps, LaneId, Lanes, OneSided, PeerId, Purpose, Put, Registered, Registration,
+    Remote, RemoteKey, SendError,
 };
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -138,7 +139,13 @@ impl Shm {
 }
 
 /// The kind of the remote keys of this transport: the epoch, and the address of the memory.
-pub(super) const KEY: u8 = 1;
+const KEY: u8 = 1;
+pub(super) const KEYS: &[u8] = &[KEY];
+/// The lane for bulk: copies by system calls. One takes about a microsecond, and a processor moves the bytes: the length
+/// of a short copy, nanoseconds, and the rate of a long one, bytes per microsecond.
+const LANE: LaneId = LaneId::of(KEYS);
+const LANE_NS: u32 = 1_000;
+const LANE_RATE: u32 = 8_000;
 
 impl Shm {
     /// The epoch of the keys that `peer` may use now; `None`: it may use none.
@@ -171,7 +178,28 @@ impl Shm {
 }
 
 impl OneSided for Shm {
-    fn register(&mut self, peer: PeerId, memory: &SegmentList, purpose: Purpose) -> Registered {
+    fn lanes(&self, peer: PeerId) -> Lanes {
+        let (get, put) = self.inbound_of(peer).map_or((false, false), Inbound::reach);
+        Lanes::from(LaneCaps {
+            read_min: get.then_some(usize::MAX),
+            write_min: put.then_some(usize::MAX),
+            register_max: usize::MAX,
+            ..LaneCaps::of_host(LANE, LANE_NS, LANE_RATE)
+        })
+    }
+
+    fn direct_min(&self, peer: PeerId, _: &RemoteKey, reads: bool) -> Option<usize> {
+        let (get, put) = self.inbound_of(peer)?.reach();
+        (if reads { get } else { put }).then_some(usize::MAX)
+    }
+
+    fn register(
+        &mut self,
+        peer: PeerId,
+        _: LaneId,
+        memory: &SegmentList,
+        purpose: Purpose,
+    ) -> Registered {
         let (Purpose::Region { reads, writes, .. }, Some(epoch)) = (purpose, self.epoch(peer))
         else {
             return Registered::No;
@@ -244,7 +272,8 @@ mod tests {
 
     /// A key to `memory` of `shm`, for `peer`.
     fn key(shm: &mut Shm, peer: PeerId, memory: &SegmentList) -> RemoteKey {
-        match shm.register(peer, memory, Purpose::Region { id: 7, reads: true, writes: true }) {
+        let purpose = Purpose::Region { id: 7, reads: true, writes: true };
+        match shm.register(peer, LANE, memory, purpose) {
             Registered::Yes(Registration { key, reads: true, writes: true, .. }) => key,
             other => panic!("{other:?}"),
         }

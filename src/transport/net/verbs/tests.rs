@@ -7,12 +7,13 @@ mod windows;
 use super::*;
 use crate::sys::net::interfaces;
 use crate::transport::address::LocalHost;
+use crate::transport::net::LANE;
 use crate::transport::net::udp::UdpLink;
 use crate::transport::net::verbs::config::NicName;
 use crate::transport::net::{Net, NetSettings};
 use crate::transport::peers::PeerTable;
 use crate::transport::{
-    Departure, Handler, Messages, Mode, OneSided, PeerId, RemoteKey, SendError, Transport,
+    Departure, Handler, LaneId, Messages, Mode, OneSided, PeerId, RemoteKey, SendError, Transport,
 };
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -37,7 +38,7 @@ impl Handler for Got {
     fn on_notify(&mut self, _: PeerId, token: u64) {
         self.filled.push(token);
     }
-    fn on_lane_lost(&mut self, _: PeerId) {
+    fn on_lane_lost(&mut self, _: PeerId, _: LaneId) {
         self.lost += 1;
     }
     fn on_done(&mut self, _: PeerId, token: u64) {

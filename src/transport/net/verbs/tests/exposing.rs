@@ -10,7 +10,7 @@ const LEN: usize = 100_001;
 
 fn expose(end: &mut End, to: PeerId, memory: &OwnedBuffer) -> Option<Registration> {
     let purpose = Purpose::Region { id: 7, reads: true, writes: true };
-    match end.net.register(to, &memory.segments(), purpose) {
+    match end.net.register(to, LANE, &memory.segments(), purpose) {
         Registered::Yes(registered) => Some(registered),
         // Without userfaultfd a change of the mapping would go unnoticed.
         Registered::Never if std::env::var_os("UDRV_TEST_RDMA").is_none() => None,

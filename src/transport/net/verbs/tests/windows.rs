@@ -25,7 +25,7 @@ pub(super) fn await_windows(a: &mut End, to_b: PeerId, b: &mut End, to_a: PeerId
     assert!(within(20, || {
         a.poll();
         b.poll();
-        a.net.prepare(to_b) == Prepared::Ready && b.net.prepare(to_a) == Prepared::Ready
+        a.net.prepare(to_b, LANE) == Prepared::Ready && b.net.prepare(to_a, LANE) == Prepared::Ready
     }));
 }
 
@@ -42,7 +42,7 @@ pub(super) fn contents(buffer: &OwnedBuffer) -> Vec<u8> {
 /// `b` advertises `buffers` to `a`.
 fn lend(b: &mut End, to_a: PeerId, buffers: &[OwnedBuffer]) -> Vec<RemoteKey> {
     let lend = |(token, buffer): (u64, &OwnedBuffer)| {
-        let registered = b.net.register(to_a, &buffer.segments(), Purpose::Receive { token });
+        let registered = b.net.register(to_a, LANE, &buffer.segments(), Purpose::Receive { token });
         let Registered::Yes(Registration { key, confirms: true, .. }) = registered else {
             panic!("{registered:?}");
         };
@@ -182,7 +182,7 @@ fn a_message_is_read_by_its_receiver_where_that_helps() {
         let ((mut a, to_b), (mut b, to_a)) = pair_with(ip, read);
         for round in 0..4 {
             let (source, sink) = (pattern(round, LEN), OwnedBuffer::zeroed(LEN));
-            let registered = a.net.register(to_b, &source.segments(), Purpose::Send);
+            let registered = a.net.register(to_b, LANE, &source.segments(), Purpose::Send);
             let wanted = match read {
                 ReadPolicy::Always => true,
                 ReadPolicy::Auto => is_threads(),
