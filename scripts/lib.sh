@@ -108,6 +108,15 @@ bounded() {
 
 ran_over() { [ "$1" -eq 124 ] || [ "$1" -eq 137 ]; }
 
+# reproducible_rust: from now on cargo's compilers write no folder of this machine into what they make.
+reproducible_rust() {
+    local flags words
+    read -ra words <<<"${RUSTFLAGS:-}"
+    words+=("--remap-path-prefix=$ROOT=." "--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo")
+    printf -v flags '%s\x1f' "${words[@]}"
+    export CARGO_ENCODED_RUSTFLAGS=${flags%$'\x1f'}
+}
+
 # need_provider: the shared object is there (or another provider is under test).
 need_provider() {
     [ "$PROVIDER" != udrv ] || [ -f "$PROVIDER_DIR/libudrv-fi.so" ] || "$ROOT/scripts/build"

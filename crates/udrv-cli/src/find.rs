@@ -1,5 +1,6 @@
 //! Where the provider, libfabrics and MPIs of this machine are.
 
+use crate::probe::probe;
 use std::collections::BTreeSet;
 use std::env;
 use std::path::{Path, PathBuf};
@@ -9,11 +10,19 @@ pub(crate) const PROVIDER: &str = "libudrv-fi.so";
 /// Name of libfabric for the loader.
 pub(crate) const LIBFABRIC: &str = "libfabric.so.1";
 
-/// The folder with the provider: one of FI_PROVIDER_PATH, or one that belongs to the installation of this command.
+/// The folder with the provider: one of FI_PROVIDER_PATH, or one that belongs to the installation of this command, or
+/// the one from which the loader's libfabric takes providers unasked.
 pub(crate) fn provider_folder() -> Option<PathBuf> {
     let named = env::var("FI_PROVIDER_PATH").unwrap_or_default();
     let named = named.trim_start_matches('@').split(':').map(PathBuf::from);
-    named.chain(installed_folders()).find(|folder| folder.join(PROVIDER).is_file())
+    let holds = |folder: &PathBuf| folder.join(PROVIDER).is_file();
+    named.chain(installed_folders()).find(holds).or_else(|| libfabrics_folder().filter(holds))
+}
+
+/// The folder from which the loader's libfabric takes providers if FI_PROVIDER_PATH is not set: what it says itself.
+fn libfabrics_folder() -> Option<PathBuf> {
+    let said = probe(&["--libfabric", LIBFABRIC], None).ok()?;
+    said.get("provider_folder")?.as_str().map(PathBuf::from)
 }
 
 /// Folders in which an installation, a package or a build keeps the provider, seen from this command.
