@@ -2,15 +2,19 @@
 //! groups. `fi_info -e` lists the variables, and `man/fi_udrv.7` documents them (a test compares them).
 
 mod endpoint;
+pub(crate) mod system;
+mod unknown;
 pub(crate) mod variable;
 
 use crate::memory::cache::CacheSettings;
+use crate::telemetry::config::LogConfig;
 use crate::telemetry::log;
 use crate::transport::net::config::NetConfig;
 use crate::transport::net::rv::config::RvPolicy;
 use crate::transport::net::verbs::config::RdmaSettings;
 use crate::transport::shm::config::ShmConfig;
 use endpoint::Endpoint;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use variable::{Group, Reader, Variable};
 
 /// All variables.
@@ -22,6 +26,7 @@ pub(crate) fn variables() -> impl Iterator<Item = &'static Variable> {
         RdmaSettings::VARIABLES,
         RvPolicy::VARIABLES,
         CacheSettings::VARIABLES,
+        LogConfig::VARIABLES,
     ];
     groups.into_iter().flatten()
 }
@@ -33,6 +38,7 @@ pub(crate) struct Config {
     pub(crate) shm: ShmConfig,
     /// With the values for its devices.
     pub(crate) net: NetConfig,
+    pub(crate) log: LogConfig,
 }
 
 impl Config {
@@ -41,20 +47,26 @@ impl Config {
         Self::of_environment(&|_, _, _| ())
     }
 
-    /// Logs the invalid values. Called once, when udrv is loaded.
+    /// Logs what is invalid or unknown. Called once, when udrv is loaded.
     pub(crate) fn check_environment() {
         Self::of_environment(&|name, text, wanted| {
-            log::warn(format_args!("FI_UDRV_{name}={text} ignored: it must be {wanted}"));
+            log::warn_of(
+                cause_of(name),
+                format_args!("FI_UDRV_{name}={text} is ignored: it must be {wanted}"),
+            );
         });
+        for (name, _) in std::env::vars_os() {
+            let name = name.to_string_lossy();
+            let Some(name) = name.strip_prefix("FI_UDRV_") else { continue };
+            if variables().all(|known| known.name != name) {
+                tell_unknown(name);
+            }
+        }
     }
 
     fn of_environment(complain: &dyn Fn(&str, &str, &str)) -> Self {
-        // A value that is not UTF-8 must not count as absent: that would leave a job without its key.
-        let lookup = |name: &str| {
-            let text = std::env::var_os(format!("FI_UDRV_{name}"))?;
-            Some(text.to_string_lossy().into_owned())
-        };
-        let of_libfabric = |name: &str| std::env::var(format!("FI_{name}")).ok();
+        let lookup = |name: &str| system::text(&format!("FI_UDRV_{name}"));
+        let of_libfabric = |name: &str| system::text(&format!("FI_{name}"));
         Self::read(&Reader { lookup: &lookup, of_libfabric: &of_libfabric, complain })
     }
 
@@ -63,8 +75,24 @@ impl Config {
         config.endpoint.read(from);
         config.shm.read(from);
         config.net.read(from);
+        config.log.read(from);
         config
     }
+}
+
+fn tell_unknown(name: &str) {
+    let meant = match unknown::nearest(name, variables().map(|variable| variable.name)) {
+        Some(nearest) => format!("did you mean FI_UDRV_{nearest}?"),
+        None => "`fi_info -e` lists those that exist".to_owned(),
+    };
+    log::warn_of(cause_of(name), format_args!("FI_UDRV_{name} is not a variable of udrv: {meant}"));
+}
+
+/// A cause of its own for each variable.
+fn cause_of(name: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
 }
 
 #[cfg(test)]
@@ -102,8 +130,8 @@ mod tests {
             ("SHM", "0"),
             ("NET", " 0 "),
             ("MTU", "9000"),
-            ("PEER_TIMEOUT", "5"),
-            ("NET_BUFFER", "1048576"),
+            ("PEER_TIMEOUT", "5000ms"),
+            ("NET_BUFFER", "1M"),
             ("RDMA", "Require"),
             ("RV", "REQUIRE"),
             ("NIC", "mlx5_0, rxe0:2"),
@@ -169,7 +197,7 @@ mod tests {
             ("SHM", "perhaps"),
             ("MTU", "575"),
             ("PEER_TIMEOUT", "0"),
-            ("NET_BUFFER", "64M"),
+            ("NET_BUFFER", "64X"),
             ("RDMA", "yes"),
             ("RV", "yes"),
             ("NIC", "a:0"),

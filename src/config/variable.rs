@@ -8,8 +8,26 @@ use std::ops::RangeInclusive;
 pub(crate) struct Variable {
     /// Name without the prefix `FI_UDRV_`, as `fi_param_define` expects it.
     pub(crate) name: &'static str,
+    /// Its type there.
+    pub(crate) kind: Kind,
     /// One sentence with unit, range and default.
     pub(crate) help: &'static str,
+}
+
+/// The type of a variable in `fi_info -e`, and how libfabric reads it in its own file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// Also sizes and times, which may have units: libfabric would read `64K` as 64.
+    Text,
+    Count,
+    Switch,
+}
+
+/// The unit of a time without one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Unit {
+    Us,
+    S,
 }
 
 /// A group of variables that belong together, with their values; by default, the default values.
@@ -67,14 +85,29 @@ impl Reader<'_> {
     }
 
     /// A number in `range`.
-    pub(crate) fn number(&self, name: &str, range: RangeInclusive<u64>) -> Option<u64> {
+    pub(crate) fn count(&self, name: &str, range: RangeInclusive<u64>) -> Option<usize> {
         let wanted = format!("a number from {} to {}", range.start(), range.end());
-        self.parsed(name, &wanted, |text| text.parse().ok().filter(|value| range.contains(value)))
+        let number = |text: &str| text.parse().ok().filter(|value| range.contains(value));
+        self.parsed(name, &wanted, number).map(|value| value as usize)
     }
 
-    /// A size or count in `range`.
-    pub(crate) fn size(&self, name: &str, range: RangeInclusive<u64>) -> Option<usize> {
-        self.number(name, range).map(|value| value as usize)
+    /// A size, bytes in `range`.
+    pub(crate) fn bytes(&self, name: &str, range: RangeInclusive<u64>) -> Option<usize> {
+        let (least, most) = (range.start(), range.end());
+        let wanted = format!("a size from {least} to {most} bytes, such as 4096, 64K, 16M or 1G");
+        let bytes = |text: &str| bytes(text).filter(|value| range.contains(value));
+        self.parsed(name, &wanted, bytes).map(|value| value as usize)
+    }
+
+    /// A time in `range`, in this unit.
+    pub(crate) fn time(&self, name: &str, unit: Unit, range: RangeInclusive<u64>) -> Option<u64> {
+        let (word, example) = match unit {
+            Unit::Us => ("microseconds", "20us or 1ms"),
+            Unit::S => ("seconds", "30s or 2min"),
+        };
+        let (least, most) = (range.start(), range.end());
+        let wanted = format!("a time from {least} to {most} {word}, such as {most}, {example}");
+        self.parsed(name, &wanted, |text| time(text, unit).filter(|value| range.contains(value)))
     }
 
     /// 0 or 1.
@@ -100,5 +133,71 @@ impl Reader<'_> {
 pub(crate) fn set<T>(to: &mut T, value: Option<T>) {
     if let Some(value) = value {
         *to = value;
+    }
+}
+
+/// A number and what follows it, without spaces around.
+fn quantity(text: &str) -> Option<(u64, &str)> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at_checked(digits)?;
+    Some((number.parse().ok()?, unit.trim()))
+}
+
+/// Bytes; K, M and G stand for KiB, MiB and GiB, and may be written so.
+fn bytes(text: &str) -> Option<u64> {
+    let (number, unit) = quantity(text)?;
+    let unit = unit.to_ascii_lowercase();
+    let scale: u64 = match unit.as_str() {
+        "" | "b" => 1,
+        "k" | "kb" | "kib" => 1 << 10,
+        "m" | "mb" | "mib" => 1 << 20,
+        "g" | "gb" | "gib" => 1 << 30,
+        _ => return None,
+    };
+    number.checked_mul(scale)
+}
+
+/// A whole number of `unit`.
+fn time(text: &str, unit: Unit) -> Option<u64> {
+    let own = match unit {
+        Unit::Us => 1,
+        Unit::S => 1_000_000,
+    };
+    let (number, word) = quantity(text)?;
+    let us: u64 = match word.to_ascii_lowercase().as_str() {
+        "" => own,
+        "us" => 1,
+        "ms" => 1000,
+        "s" => 1_000_000,
+        "min" => 60_000_000,
+        _ => return None,
+    };
+    let all = number.checked_mul(us)?;
+    (all % own == 0).then_some(all / own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        let all = ["0", "100", "64K", "64 kib", "16M", "1g", "2GiB", "8MB", "7b"].map(bytes);
+        let wanted = [0, 100, 65536, 65536, 16 << 20, 1 << 30, 2 << 30, 8 << 20, 7];
+        assert_eq!(all, wanted.map(Some));
+        for bad in ["", "K", "-1", "1.5K", "64X", "64K4", "0x10", "99999999999G"] {
+            assert_eq!(bytes(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn times_have_units_and_are_whole() {
+        let us = ["20", "20us", "3 ms", "1s"].map(|text| time(text, Unit::Us));
+        assert_eq!(us, [20, 20, 3000, 1_000_000].map(Some));
+        let s = ["20", "20s", "3000ms", "2min", "5000000us"].map(|text| time(text, Unit::S));
+        assert_eq!(s, [20, 20, 3, 120, 5].map(Some));
+        for bad in ["500ms", "1 h", "s", "", "-1"] {
+            assert_eq!(time(bad, Unit::S), None, "{bad}");
+        }
     }
 }

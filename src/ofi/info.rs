@@ -54,8 +54,8 @@ pub(crate) unsafe fn getinfo(
             None => (-FI_ENOMEM, std::ptr::null_mut()),
         },
         Err(refusal) => {
-            if refusal.by_system {
-                log::limited!("fi_getinfo: no match: {refusal}");
+            if refusal.by_system || refusal.by_user {
+                log::limited!(cause: refusal.by_user, "fi_getinfo: no match: {refusal}");
             } else {
                 log::info(format_args!("fi_getinfo: no match: {refusal}"));
             }

@@ -4,6 +4,7 @@ use super::guard::{code, entry};
 use super::ops::fabric;
 use super::{core, info};
 use crate::config::{Config, variables};
+use crate::telemetry::{log, voice};
 use libfabric_sys::{fi_context, fi_fabric_attr, fi_info, fi_provider, fi_version, fid_fabric};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
@@ -28,20 +29,34 @@ static PROVIDER: ProviderTable = ProviderTable(UnsafeCell::new(fi_provider {
 /// This provider's version, by which the core orders providers of one name: 100 * major + minor, in its encoding.
 const VERSION: u32 = fi_version(0, 1);
 
-/// Initialises the provider, also when the library stayed mapped since an earlier load.
+/// The oldest libfabric that this provider works with: older ones lack members of the tables that it fills.
+const OLDEST: u32 = fi_version(1, 17);
+
+/// Initialises the provider, also when the library stayed mapped since an earlier load. Null: the core is too old, which
+/// the log says.
 pub(crate) fn initialise() -> *mut fi_provider {
     let provider = PROVIDER.0.get();
     core::attach(provider);
+    voice::set(Some(&Config::from_environment().log));
+    let version = core::version();
+    if version < OLDEST {
+        let (major, minor) = (version >> 16, version & 0xffff);
+        log::error(format_args!(
+            "libfabric {major}.{minor} is too old for udrv, which is not used: it takes libfabric 1.17 or newer (LD_LIBRARY_PATH, or the MPI's own copy)"
+        ));
+        core::detach();
+        return std::ptr::null_mut();
+    }
     // SAFETY: the core calls `fi_prov_ini` from one thread at a time, and no other thread uses the table
     // between loads.
     unsafe {
         (*provider).version = VERSION;
-        (*provider).fi_version = core::version();
+        (*provider).fi_version = version;
         (*provider).context = fi_context { internal: [std::ptr::null_mut(); 4] };
     }
-    for variable in variables() {
-        core::define_parameter(variable.name, variable.help);
-    }
+    variables().for_each(core::define_parameter);
+    core::system_values(variables()).install();
+    voice::set(Some(&Config::from_environment().log));
     Config::check_environment();
     provider
 }

@@ -22,6 +22,7 @@ pub(crate) mod mappings;
 pub(crate) mod net;
 pub(crate) mod numbers;
 pub(crate) mod order;
+pub(crate) mod output;
 pub(crate) mod packets;
 pub(crate) mod private_file;
 pub(crate) mod process;

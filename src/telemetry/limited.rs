@@ -10,7 +10,6 @@
 //! log::limited!(cause: errno.0, "cannot accept a shared-memory link: {errno}");
 //! ```
 
-use crate::sys::clock;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -41,7 +40,7 @@ impl Limited {
     }
 
     /// Records one event at `now_ns`. `Some(n)`: its line is to be written, after `n` events without a line.
-    fn admit(&self, now_ns: u64) -> Option<u64> {
+    pub(super) fn admit(&self, now_ns: u64) -> Option<u64> {
         let next = self.next_ns.load(Relaxed);
         let pause = 4_u64
             .checked_pow(self.lines.load(Relaxed))
@@ -54,45 +53,25 @@ impl Limited {
         self.lines.fetch_add(1, Relaxed);
         Some(self.held.swap(0, Relaxed))
     }
+}
 
-    /// Writes the line as a warning, if it is due.
-    #[cold]
-    pub(crate) fn warn(&self, line: fmt::Arguments<'_>) {
-        match self.admit(clock::now_ns()) {
-            None => {}
-            Some(0) => super::log::warn(line),
-            Some(1) => {
-                super::log::warn(format_args!("{line} (and once more since the last such line)"))
-            }
-            Some(times) => super::log::warn(format_args!(
-                "{line} (and {times} times more since the last such line)"
-            )),
+/// The number of events without a line, as the end of the next line.
+pub(super) struct Counted(pub(super) u64);
+
+impl fmt::Display for Counted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => Ok(()),
+            1 => f.write_str(" (and once more since the last such line)"),
+            times => write!(f, " (and {times} times more since the last such line)"),
         }
     }
 }
 
-/// A warning whose cause another party can repeat, at growing intervals (see `limited.rs`). With
-/// `cause: NUMBER,` each number up to [`CAUSES`] is a cause of its own.
-macro_rules! limited {
-    (cause: $cause:expr, $($line:tt)+) => {{
-        use $crate::telemetry::limited::{CAUSES, Limited};
-        static SITE: [Limited; CAUSES] = [const { Limited::new() }; CAUSES];
-        // Only the lowest bits of the cause select the counter.
-        if let Some(cause) = SITE.get(($cause as usize) % CAUSES) {
-            cause.warn(format_args!($($line)+));
-        }
-    }};
-    ($($line:tt)+) => {{
-        static SITE: $crate::telemetry::limited::Limited = $crate::telemetry::limited::Limited::new();
-        SITE.warn(format_args!($($line)+));
-    }};
-}
-pub(crate) use limited;
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::log::captured;
+    use crate::telemetry::log::{captured, limited};
 
     #[test]
     fn a_flood_becomes_lines_that_grow_apart_and_no_event_is_lost() {

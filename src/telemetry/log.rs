@@ -1,18 +1,14 @@
 //! The log. Lines go to libfabric's own log (FI_LOG_LEVEL), whose entry points the `ofi` layer attaches
-//! while libfabric is loaded. While none is attached, lines are discarded.
+//! while libfabric is loaded, and to the provider's voice (FI_UDRV_LOG). While neither is there, lines are discarded.
 
+use super::cause::Cause;
+pub(crate) use super::level::Level;
+use super::limited::{Counted, Limited};
+use super::voice;
 use crate::sys::cancel::Shield;
+use crate::sys::clock;
 use std::fmt;
 use std::sync::RwLock;
-
-/// Levels of `fi_log`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Level {
-    /// A condition that the user must know about.
-    Warn,
-    /// A decision of the provider, and its reason.
-    Info,
-}
 
 /// The destination of log lines.
 #[derive(Clone, Copy)]
@@ -23,8 +19,6 @@ pub(crate) struct Sink {
     pub(crate) write: fn(Level, &str),
 }
 
-pub(crate) use super::limited::limited;
-
 static SINK: RwLock<Option<Sink>> = RwLock::new(None);
 
 /// Sends all further lines to `sink`, or discards them.
@@ -34,25 +28,80 @@ pub(crate) fn attach(sink: Option<Sink>) {
     }
 }
 
+/// `cause`: of an error or a warning, whose repetitions are counted.
 #[cold]
-fn write(level: Level, line: fmt::Arguments<'_>) {
+fn write(level: Level, cause: Option<Cause>, line: fmt::Arguments<'_>) {
     let _shield = Shield::raise();
     let sink = SINK.read().ok().and_then(|slot| *slot);
+    let sink = sink.filter(|sink| (sink.enabled)(level));
+    let spoken = voice::wants(level, sink.is_some());
+    if sink.is_none() && !spoken {
+        return;
+    }
+    let text = line.to_string();
     if let Some(sink) = sink {
-        if (sink.enabled)(level) {
-            (sink.write)(level, &line.to_string());
-        }
+        (sink.write)(level, &text);
+    }
+    if spoken {
+        voice::say(level, cause, &text);
     }
 }
 
-/// A condition that the user must know about.
-pub(crate) fn warn(line: fmt::Arguments<'_>) {
-    write(Level::Warn, line);
+/// The provider does not do what it is for.
+#[track_caller]
+pub(crate) fn error(line: fmt::Arguments<'_>) {
+    write(Level::Error, Some(Cause::here(0)), line);
 }
+
+/// A condition that the user must know about.
+#[track_caller]
+pub(crate) fn warn(line: fmt::Arguments<'_>) {
+    warn_of(0, line);
+}
+
+/// The same, where one place in the source has several causes: each has its number.
+#[track_caller]
+pub(crate) fn warn_of(number: u64, line: fmt::Arguments<'_>) {
+    write(Level::Warn, Some(Cause::here(number)), line);
+}
+
+/// The line of [`limited!`], if it is due.
+#[cold]
+#[track_caller]
+pub(crate) fn warn_limited(site: &Limited, number: u64, line: fmt::Arguments<'_>) {
+    if let Some(held) = site.admit(clock::now_ns()) {
+        let cause = Cause::here(number).limited();
+        write(Level::Warn, Some(cause), format_args!("{line}{}", Counted(held)));
+    }
+}
+
+/// A warning whose cause another party can repeat, at growing intervals (see `limited.rs`). With
+/// `cause: NUMBER,` each number up to [`CAUSES`] is a cause of its own.
+macro_rules! limited {
+    (cause: $cause:expr, $($line:tt)+) => {{
+        use $crate::telemetry::limited::{CAUSES, Limited};
+        static SITE: [Limited; CAUSES] = [const { Limited::new() }; CAUSES];
+        // Only the lowest bits of the cause select the counter.
+        let number = ($cause as usize) % CAUSES;
+        if let Some(cause) = SITE.get(number) {
+            $crate::telemetry::log::warn_limited(cause, number as u64, format_args!($($line)+));
+        }
+    }};
+    ($($line:tt)+) => {{
+        static SITE: $crate::telemetry::limited::Limited = $crate::telemetry::limited::Limited::new();
+        $crate::telemetry::log::warn_limited(&SITE, 0, format_args!($($line)+));
+    }};
+}
+pub(crate) use limited;
 
 /// A decision of the provider, and its reason.
 pub(crate) fn info(line: fmt::Arguments<'_>) {
-    write(Level::Info, line);
+    write(Level::Info, None, line);
+}
+
+/// What helps to find a mistake of the provider, or of a peer.
+pub(crate) fn debug(line: fmt::Arguments<'_>) {
+    write(Level::Debug, None, line);
 }
 
 /// The log of the unit tests, which run concurrently and share it.

@@ -1,4 +1,10 @@
-//! The log and its rate limits.
+//! The log: lines for libfabric's, the provider's own voice, and their rate limits.
 
+mod cause;
+pub(crate) mod config;
+mod launcher;
+mod level;
 pub(crate) mod limited;
 pub(crate) mod log;
+mod node;
+pub(crate) mod voice;

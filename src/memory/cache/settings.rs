@@ -1,6 +1,6 @@
 //! The variables of the registration cache.
 
-use crate::config::variable::{Group, Reader, Variable, set};
+use crate::config::variable::{Group, Kind, Reader, Variable, set};
 
 /// How registrations of the application's memory are kept (FI_UDRV_CACHE).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,14 +31,17 @@ impl Group for CacheSettings {
     const VARIABLES: &'static [Variable] = &[
         Variable {
             name: "CACHE",
+            kind: Kind::Text,
             help: "How registrations of memory with RDMA devices are kept: userfaultfd (until their addresses change), or off (each transfer registers for itself) (default: userfaultfd, or what FI_MR_CACHE_MONITOR says)",
         },
         Variable {
             name: "CACHE_BYTES",
+            kind: Kind::Text,
             help: "Memory that an endpoint keeps registered at most, bytes, 0 to 2^62 (default: FI_MR_CACHE_MAX_SIZE if set, else what the machine allows)",
         },
         Variable {
             name: "CACHE_COUNT",
+            kind: Kind::Count,
             help: "Registrations that an endpoint keeps at most, 0 to 16777216 (default: FI_MR_CACHE_MAX_COUNT if set, else 1024)",
         },
     ];
@@ -51,8 +54,8 @@ impl Group for CacheSettings {
         if monitor.is_some_and(|text| text.trim() == "disabled") {
             self.policy = CachePolicy::Off;
         }
-        self.bytes = from.size("CACHE_BYTES", 0..=1 << 62).or_else(|| limit("MR_CACHE_MAX_SIZE"));
-        let count = from.size("CACHE_COUNT", 0..=1 << 24);
+        self.bytes = from.bytes("CACHE_BYTES", 0..=1 << 62).or_else(|| limit("MR_CACHE_MAX_SIZE"));
+        let count = from.count("CACHE_COUNT", 0..=1 << 24);
         set(&mut self.count, count.or_else(|| limit("MR_CACHE_MAX_COUNT")));
         let policies = [
             ("userfaultfd", CachePolicy::Userfaultfd),

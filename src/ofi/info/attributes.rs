@@ -72,10 +72,10 @@ fn subset(
     offered: u64,
     bits: names::Bits,
 ) -> Result<(), Refusal> {
-    if wanted & !offered != 0 {
-        return Err(Refusal::new(attribute, bits.text(wanted), bits.text(offered)));
+    match wanted & !offered {
+        0 => Ok(()),
+        missing => Err(Refusal::of_bits(attribute, bits.text(wanted), bits.text(missing))),
     }
-    Ok(())
 }
 
 fn names_of_ours(hints: &Hints) -> Result<(), Refusal> {

@@ -77,6 +77,7 @@ fn against(interface: &Interface) -> &'static str {
 /// Where an endpoint would be: address, interface, and the reason.
 type Choice = (SocketAddr, String, &'static str);
 
+const BY_VARIABLE: &str = "FI_UDRV_IFACE";
 const BY_USER: &str = "FI_UDRV_IFACE names it";
 const BY_DEVICE: &str = "the application names the device that has its address";
 const BY_ADDRESS: &str = "it has the address that was asked for";
@@ -233,7 +234,7 @@ impl Finder<'_> {
         let pinned = self.pinned();
         let attribute = match (self.named(), &self.config.endpoint.iface) {
             (Some(_), _) => "domain_attr->name",
-            (None, Some(_)) => "FI_UDRV_IFACE",
+            (None, Some(_)) => BY_VARIABLE,
             (None, None) => "src_addr",
         };
         let family = match v6 {
@@ -242,11 +243,11 @@ impl Finder<'_> {
             None => "",
         };
         let interface = self.host.preferred(pinned.as_deref(), v6).ok_or_else(|| {
-            Refusal::new(
-                attribute,
-                format_args!("{}{family}", pinned.as_deref().unwrap_or("an interface")),
-                self.interfaces(),
-            )
+            let wanted = format_args!("{}{family}", pinned.as_deref().unwrap_or("an interface"));
+            let refusal = Refusal::new(attribute, wanted, self.interfaces());
+            // With an address of the other family this application gets no match, others do.
+            let is_absent = self.host.preferred(pinned.as_deref(), None).is_none();
+            if attribute == BY_VARIABLE && is_absent { refusal.by_user() } else { refusal }
         })?;
         let reason = match (self.named(), &self.config.endpoint.iface) {
             (Some(_), _) => "the application names it",

@@ -20,10 +20,14 @@ pub(super) struct Refusal {
     pub(super) attribute: &'static str,
     pub(super) wanted: String,
     pub(super) offered: String,
+    /// `offered` are the bits of `wanted` that are not offered.
+    pub(super) lacks: bool,
     /// Positive `FI_E*`.
     pub(super) error: i32,
     /// The system refused a resource that any endpoint needs: this is logged as a warning.
     pub(super) by_system: bool,
+    /// A variable of the user excludes any endpoint: this is logged as a warning too.
+    pub(super) by_user: bool,
 }
 
 impl Refusal {
@@ -37,9 +41,21 @@ impl Refusal {
             attribute,
             wanted: wanted.to_string(),
             offered: offered.to_string(),
+            lacks: false,
             error: FI_ENODATA,
             by_system: false,
+            by_user: false,
         }
+    }
+
+    /// Not all wanted bits are offered.
+    pub(super) fn of_bits(attribute: &'static str, wanted: String, missing: String) -> Self {
+        Self { lacks: true, ..Self::new(attribute, wanted, missing) }
+    }
+
+    /// A variable of the user is the cause, whatever an application asks for.
+    pub(super) fn by_user(self) -> Self {
+        Self { by_user: true, ..self }
     }
 
     /// The system refuses a resource that an endpoint needs: FI_ENODATA.
@@ -64,6 +80,8 @@ impl Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: wanted {}, offered {}", self.attribute, self.wanted, self.offered)
+        let Self { attribute, wanted, offered, .. } = self;
+        let not = if self.lacks { "not " } else { "" };
+        write!(f, "{attribute}: wanted {wanted}, {not}offered {offered}")
     }
 }

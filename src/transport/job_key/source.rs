@@ -135,7 +135,7 @@ pub(crate) fn of_environment(variable: Option<&Secret>) -> Result<(JobKey, Sourc
         Ok(key) => Ok(key.unwrap_or_else(|| Source::Nothing.key(&[]))),
         Err(bad) => {
             let BadJobKey { source, fault } = &bad;
-            log::warn(format_args!("{source} {fault}; it must be {}", bad.wanted()));
+            log::error(format_args!("job key: {source} {fault}; it must be {}", bad.wanted()));
             Err(bad)
         }
     }

@@ -7,55 +7,55 @@ use crate::config::variable::Secret;
 type Case = (fn(&mut Hints), &'static str);
 
 const CASES: &[Case] = &[
-    (
-        |h| h.caps = FI_MSG | FI_HMEM,
-        "caps: wanted FI_MSG|FI_HMEM, offered FI_MSG|FI_RMA|FI_TAGGED|FI_ATOMIC|FI_COLLECTIVE|FI_READ|FI_WRITE|FI_RECV|FI_SEND|FI_REMOTE_READ|FI_REMOTE_WRITE|FI_MULTI_RECV|FI_TRIGGER|FI_FENCE|FI_LOCAL_COMM|FI_REMOTE_COMM|FI_SHARED_AV|FI_RMA_EVENT|FI_SOURCE|FI_NAMED_RX_CTX|FI_DIRECTED_RECV",
-    ),
+    (|h| h.caps = FI_MSG | FI_HMEM, "caps: wanted FI_MSG|FI_HMEM, not offered FI_HMEM"),
     (|h| h.caps = FI_HMEM, "caps: wanted FI_HMEM, "),
     (|h| h.caps = FI_SOURCE_ERR, "caps: wanted FI_SOURCE_ERR, "),
     (|h| h.caps = 1 << 63, "caps: wanted 0x8000000000000000, "),
     (
         |h| h.domain.base.caps = FI_SOURCE,
-        "domain_attr->caps: wanted FI_SOURCE, offered FI_LOCAL_COMM|FI_REMOTE_COMM|FI_SHARED_AV",
+        "domain_attr->caps: wanted FI_SOURCE, not offered FI_SOURCE",
     ),
     (
         |h| (h.caps, h.tx.caps) = (FI_MSG | FI_TAGGED, FI_RMA),
-        "tx_attr->caps: wanted FI_RMA, offered FI_MSG|FI_TAGGED|FI_SEND|FI_FENCE",
+        "tx_attr->caps: wanted FI_RMA, not offered FI_RMA",
     ),
     (
         |h| (h.caps, h.tx.caps) = (FI_RMA | FI_READ, FI_ATOMIC),
-        "tx_attr->caps: wanted FI_ATOMIC, offered FI_RMA|FI_READ|FI_FENCE",
+        "tx_attr->caps: wanted FI_ATOMIC, not offered FI_ATOMIC",
     ),
     (
         |h| (h.caps, h.tx.caps) = (FI_MSG, FI_TAGGED),
-        "tx_attr->caps: wanted FI_TAGGED, offered FI_MSG|FI_SEND|FI_FENCE",
+        "tx_attr->caps: wanted FI_TAGGED, not offered FI_TAGGED",
     ),
     (
         |h| (h.caps, h.rx.caps) = (FI_MSG, FI_SOURCE),
-        "rx_attr->caps: wanted FI_SOURCE, offered FI_MSG|FI_RECV|FI_MULTI_RECV",
+        "rx_attr->caps: wanted FI_SOURCE, not offered FI_SOURCE",
     ),
     (
         |h| h.tx.op_flags = FI_COMMIT_COMPLETE,
-        "tx_attr->op_flags: wanted FI_COMMIT_COMPLETE, offered FI_COMPLETION|FI_INJECT|FI_INJECT_COMPLETE|FI_TRANSMIT_COMPLETE|FI_DELIVERY_COMPLETE|FI_TRIGGER",
+        "tx_attr->op_flags: wanted FI_COMMIT_COMPLETE, not offered FI_COMMIT_COMPLETE",
     ),
     (|h| h.tx.op_flags = FI_MULTI_RECV, "tx_attr->op_flags: wanted FI_MULTI_RECV, "),
     (
         |h| h.tx.msg_order = FI_ORDER_SAS | FI_ORDER_WAR,
-        "tx_attr->msg_order: wanted FI_ORDER_WAR|FI_ORDER_SAS, offered FI_ORDER_RAR|FI_ORDER_RAW|FI_ORDER_WAW|FI_ORDER_SAS|FI_ORDER_RMA_RAR|FI_ORDER_RMA_RAW|FI_ORDER_RMA_WAW|FI_ORDER_ATOMIC_RAR|FI_ORDER_ATOMIC_RAW|FI_ORDER_ATOMIC_WAR|FI_ORDER_ATOMIC_WAW",
+        "tx_attr->msg_order: wanted FI_ORDER_WAR|FI_ORDER_SAS, not offered FI_ORDER_WAR",
     ),
     (|h| h.tx.msg_order = FI_ORDER_RMA_WAR, "tx_attr->msg_order: wanted FI_ORDER_RMA_WAR, "),
-    (|h| h.tx.comp_order = FI_ORDER_SAS, "tx_attr->comp_order: wanted FI_ORDER_SAS, offered 0"),
+    (
+        |h| h.tx.comp_order = FI_ORDER_SAS,
+        "tx_attr->comp_order: wanted FI_ORDER_SAS, not offered FI_ORDER_SAS",
+    ),
     (|h| h.tx.inject_size = 16385, "tx_attr->inject_size: wanted 16385, offered 16384"),
     (|h| h.tx.size = (1 << 20) + 1, "tx_attr->size: wanted 1048577, offered 1048576"),
     (|h| h.tx.iov_limit = 5, "tx_attr->iov_limit: wanted 5, offered 4"),
     (|h| h.tx.rma_iov_limit = 5, "tx_attr->rma_iov_limit: wanted 5, offered 4"),
     (|h| (h.caps, h.rx.caps) = (FI_MSG, FI_REMOTE_READ), "rx_attr->caps: wanted FI_REMOTE_READ, "),
-    (
-        |h| h.rx.op_flags = FI_INJECT,
-        "rx_attr->op_flags: wanted FI_INJECT, offered FI_MULTI_RECV|FI_COMPLETION|FI_TRIGGER",
-    ),
+    (|h| h.rx.op_flags = FI_INJECT, "rx_attr->op_flags: wanted FI_INJECT, not offered FI_INJECT"),
     (|h| h.rx.msg_order = FI_ORDER_RAS, "rx_attr->msg_order: wanted FI_ORDER_RAS, "),
-    (|h| h.rx.comp_order = FI_ORDER_DATA, "rx_attr->comp_order: wanted FI_ORDER_DATA, offered 0"),
+    (
+        |h| h.rx.comp_order = FI_ORDER_DATA,
+        "rx_attr->comp_order: wanted FI_ORDER_DATA, not offered FI_ORDER_DATA",
+    ),
     (|h| h.rx.size = usize::MAX, "rx_attr->size: wanted 18446744073709551615, offered 1048576"),
     (|h| h.rx.iov_limit = 5, "rx_attr->iov_limit: wanted 5, offered 4"),
     (|h| h.ep.type_ = FI_EP_MSG, "ep_attr->type: wanted FI_EP_MSG, offered FI_EP_RDM"),

@@ -157,7 +157,7 @@ impl Reliable {
     fn tell(&self, count: u64, what: &str, from: &Address, bytes: &[u8]) {
         if count.is_power_of_two() {
             let packet = packet::Dump(bytes);
-            log::info(format_args!("dropped, {what}, from {from}: {packet} ({count} so far)"));
+            log::debug(format_args!("dropped, {what}, from {from}: {packet} ({count} so far)"));
         }
     }
 

@@ -1,6 +1,6 @@
 //! The variable of the rv module.
 
-use crate::config::variable::{Group, Reader, Variable, set};
+use crate::config::variable::{Group, Kind, Reader, Variable, set};
 
 /// Whether the kernel's rv module carries long messages (FI_UDRV_RV).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -16,6 +16,7 @@ pub(crate) enum RvPolicy {
 impl Group for RvPolicy {
     const VARIABLES: &'static [Variable] = &[Variable {
         name: "RV",
+        kind: Kind::Text,
         help: "The kernel's rv module (/dev/rv) for long messages to peers that have it: auto (where it works), off, or require (without it there is no endpoint) (default: auto)",
     }];
 

@@ -58,7 +58,7 @@ pub(in crate::transport::net) fn check(policy: RvPolicy) -> Result<(), Errno> {
 /// The module is missing. Errors: ENODEV, if it is required.
 fn missing(policy: RvPolicy, why: &str) -> Result<(), Errno> {
     if policy == RvPolicy::Require {
-        log::warn(format_args!("FI_UDRV_RV=require cannot be met: {why}"));
+        log::error(format_args!("FI_UDRV_RV=require cannot be met: {why}"));
         return Err(Errno(libc::ENODEV));
     }
     log::info(format_args!("the rv module is not used: {why}"));

@@ -1,6 +1,6 @@
 //! The variables of RDMA devices.
 
-use crate::config::variable::{Group, Reader, Variable, set};
+use crate::config::variable::{Group, Kind, Reader, Variable, set};
 use crate::memory::cache::CacheSettings;
 use crate::transport::net::rv::config::RvPolicy;
 use std::fmt;
@@ -100,22 +100,27 @@ impl Group for RdmaSettings {
     const VARIABLES: &'static [Variable] = &[
         Variable {
             name: "RDMA",
+            kind: Kind::Text,
             help: "InfiniBand and RoCE devices for peers of other nodes: auto (where one works), off, or require (without one there is no endpoint) (default: auto)",
         },
         Variable {
             name: "NIC",
+            kind: Kind::Text,
             help: "RDMA devices that may be used, names with or without a port, such as mlx5_0,mlx5_2:1; the fastest of them is, then the nearest (default: any)",
         },
         Variable {
             name: "PKEY",
+            kind: Kind::Text,
             help: "InfiniBand partition (P_Key) to use, such as 0x8012; the highest bit does not matter (default: the first that the port is a full member of)",
         },
         Variable {
             name: "RC_CONNECTIONS",
+            kind: Kind::Count,
             help: "Connected RDMA queue pairs that an endpoint has at most, for long messages, 0 to 65536; 0: they go as datagrams (default: 128)",
         },
         Variable {
             name: "RDMA_READ",
+            kind: Kind::Text,
             help: "Whether the receiver of a long message reads a half of it by RDMA while its sender writes the other: auto (on one host, through soft-RoCE of Linux 6.12 or later), always, or off (default: auto)",
         },
     ];
@@ -135,7 +140,7 @@ impl Group for RdmaSettings {
         set(&mut self.nics, from.parsed("NIC", wanted, list));
         let partition = |text: &str| partition(text).map(Some);
         set(&mut self.pkey, from.parsed("PKEY", "a P_Key such as 0x8012", partition));
-        set(&mut self.rc_connections, from.size("RC_CONNECTIONS", 0..=65536));
+        set(&mut self.rc_connections, from.count("RC_CONNECTIONS", 0..=65536));
         let policies = [
             ("auto", ReadPolicy::Auto),
             ("off", ReadPolicy::Off),

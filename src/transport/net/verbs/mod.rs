@@ -238,7 +238,7 @@ fn find_at(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, Errno> {
 /// There is no device. Errors: ENODEV, if the rv module is required, which needs one.
 fn without_device(settings: &RdmaSettings) -> Result<(), Errno> {
     if settings.rv == RvPolicy::Require {
-        log::warn(format_args!("FI_UDRV_RV=require cannot be met: no RDMA device is used"));
+        log::error(format_args!("FI_UDRV_RV=require cannot be met: no RDMA device is used"));
         return Err(Errno(libc::ENODEV));
     }
     Ok(())
@@ -268,10 +268,16 @@ fn first_that_works(
     }
     let what = reasons(&refused);
     if settings.policy == RdmaPolicy::Require {
-        log::warn(format_args!("FI_UDRV_RDMA=require cannot be met at {me}: {what}"));
+        log::error(format_args!("FI_UDRV_RDMA=require cannot be met at {me}: {what}"));
         return Err(Errno(libc::ENODEV));
     }
-    if !refused.is_empty() {
+    if !settings.nics.is_empty() {
+        let nics: Vec<String> = settings.nics.iter().map(ToString::to_string).collect();
+        let nics = nics.join(",");
+        log::limited!(
+            "FI_UDRV_NIC={nics}: none of them is used at {me}, and messages to other nodes go over UDP: {what}"
+        );
+    } else if !refused.is_empty() {
         log::info(format_args!("no RDMA at {me}: {what}"));
     }
     Ok(None)
