@@ -1,6 +1,8 @@
 //! The router decides which transport carries messages to a peer. It is the one [`Iface`] that the protocol layer
 //! drives. It names no transport; [`list`] does.
 
+#[cfg(test)]
+mod doubles;
 mod list;
 mod moving;
 mod pace;
@@ -713,6 +715,8 @@ impl Iface for Router {
 
 #[cfg(test)]
 mod tests {
+    mod lanes;
+
     use super::pace::STILL_POLLS;
     use super::*;
     use crate::sys::event::wait_readable;

@@ -78,8 +78,18 @@ fn a_message_goes_on_by_the_next_lane_when_its_lane_is_lost() {
 
 #[test]
 fn the_loss_of_another_lane_changes_nothing() {
-    let begun = Begun::new(two());
+    let mut begun = Begun::new(two());
+    let heard = |begun: &Begun| begun.world.net.borrow().connection_of((1, 0), OTHER);
+    let before = heard(&begun);
     begun.world.net.borrow_mut().lose_rail((0, 1), OTHER, Prepared::No);
+    for rounds in 0.. {
+        assert!(rounds < 1000, "endpoint 1 never hears of the loss");
+        begun.world.progress(1);
+        if heard(&begun) != before {
+            break;
+        }
+    }
+    assert_eq!(begun.received(), 0, "the message is not here yet");
     assert_eq!(moved(&mut begun.finish()), (LEN as u64, 0, 0));
 }
 

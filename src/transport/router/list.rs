@@ -4,29 +4,37 @@
 ///
 /// `on_lane!(lanes, lane, t => a, b)` is `a` with the transport `t` of that lane, or `b` if that transport is not open;
 /// `each_lane!(lanes, (lane, t) => a)` does `a` with each open transport; `..._mut!` are the same for `&mut`.
-/// An entry with a path (`name: Type = "path"`) is a transport outside this folder.
+/// An entry with a path (`name: Type = "path"`) is a transport outside this folder; one may have a condition.
 macro_rules! transports {
-    (($d:tt) $($name:ident: $kind:ty $(= $path:literal)?),* $(,)?) => {
+    (($d:tt) $($(#[$when:meta])? $name:ident: $kind:ty $(= $path:literal)?),* $(,)?) => {
         $($(#[path = $path] mod $name;)?)*
 
         /// The open transports of an endpoint.
         #[derive(Debug)]
         pub(super) struct Lanes {
-            $(pub(super) $name: Option<Box<$kind>>,)*
+            $($(#[$when])? pub(super) $name: Option<Box<$kind>>,)*
         }
 
         impl Lanes {
             /// Opens all enabled transports. Errors: those of [`crate::transport::Transport::open`].
             pub(super) fn open(opening: &mut crate::transport::Opening<'_>) -> Result<Self, crate::sys::Errno> {
                 Ok(Self {
-                    $($name: <$kind as crate::transport::Transport>::open(opening)?.map(Box::new),)*
+                    $(
+                        $(#[$when])?
+                        $name: <$kind as crate::transport::Transport>::open(opening)?.map(Box::new),
+                    )*
                 })
             }
         }
 
         /// [`crate::transport::Transport::are_left_settled`] of all transports.
         pub(super) fn are_left_settled() -> bool {
-            true $(&& <$kind as crate::transport::Transport>::are_left_settled())*
+            let mut settled = true;
+            $(
+                $(#[$when])?
+                (settled &= <$kind as crate::transport::Transport>::are_left_settled());
+            )*
+            settled
         }
 
         /// [`crate::transport::Transport::with_device`] of the first transport that has the device.
@@ -34,13 +42,18 @@ macro_rules! transports {
             config: &crate::config::Config,
             name: &str,
         ) -> Option<Result<crate::config::Config, &'static str>> {
-            None$(.or_else(|| <$kind as crate::transport::Transport>::with_device(config, name)))*
+            let mut found = None;
+            $(
+                $(#[$when])?
+                (found = found.or_else(|| <$kind as crate::transport::Transport>::with_device(config, name)));
+            )*
+            found
         }
 
         /// [`crate::transport::Transport::addresses_of`] of all transports.
         pub(crate) fn addresses_of(name: &str) -> Vec<std::net::IpAddr> {
             let mut all = Vec::new();
-            $(all.extend(<$kind as crate::transport::Transport>::addresses_of(name));)*
+            $($(#[$when])? all.extend(<$kind as crate::transport::Transport>::addresses_of(name));)*
             all
         }
 
@@ -49,7 +62,7 @@ macro_rules! transports {
             config: &crate::config::Config,
             ip: std::net::IpAddr,
         ) -> Result<Option<crate::sys::net::Nic>, &'static str> {
-            $(if let Some(nic) = <$kind as crate::transport::Transport>::device_at(config, ip)? {
+            $($(#[$when])? if let Some(nic) = <$kind as crate::transport::Transport>::device_at(config, ip)? {
                 return Ok(Some(nic));
             })*
             Ok(None)
@@ -59,19 +72,19 @@ macro_rules! transports {
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[allow(non_camel_case_types)]
         pub(super) enum Lane {
-            $($name,)*
+            $($(#[$when])? $name,)*
         }
 
         /// The number of transports.
         pub(super) const COUNT: usize = Lane::ALL.len();
 
         impl Lane {
-            pub(super) const ALL: &'static [Self] = &[$(Self::$name),*];
+            pub(super) const ALL: &'static [Self] = &[$($(#[$when])? Self::$name),*];
 
             /// The transport that makes remote keys of this kind: the first in the list.
             #[inline]
             pub(super) fn of_key(kind: u8) -> Option<Self> {
-                $(if <$kind as crate::transport::Transport>::KEYS.contains(&kind) {
+                $($(#[$when])? if <$kind as crate::transport::Transport>::KEYS.contains(&kind) {
                     return Some(Self::$name);
                 })*
                 None
@@ -87,7 +100,7 @@ macro_rules! transports {
         macro_rules! on_lane {
             ($d lanes:expr, $d lane:expr, $d t:ident => $d body:expr, $d none:expr) => {
                 match $d lane {
-                    $(Lane::$name => match $d lanes.$name.as_deref() { Some($d t) => $d body, None => $d none },)*
+                    $($(#[$when])? Lane::$name => match $d lanes.$name.as_deref() { Some($d t) => $d body, None => $d none },)*
                 }
             };
         }
@@ -95,14 +108,14 @@ macro_rules! transports {
         macro_rules! on_lane_mut {
             ($d lanes:expr, $d lane:expr, $d t:ident => $d body:expr, $d none:expr) => {
                 match $d lane {
-                    $(Lane::$name => match $d lanes.$name.as_deref_mut() { Some($d t) => $d body, None => $d none },)*
+                    $($(#[$when])? Lane::$name => match $d lanes.$name.as_deref_mut() { Some($d t) => $d body, None => $d none },)*
                 }
             };
         }
 
         macro_rules! each_lane {
             ($d lanes:expr, ($d lane:ident, $d t:ident) => $d body:expr) => {
-                $(if let Some($d t) = $d lanes.$name.as_deref() {
+                $($(#[$when])? if let Some($d t) = $d lanes.$name.as_deref() {
                     #[allow(unused_variables)]
                     let $d lane = Lane::$name;
                     $d body;
@@ -112,7 +125,7 @@ macro_rules! transports {
 
         macro_rules! each_lane_mut {
             ($d lanes:expr, ($d lane:ident, $d t:ident) => $d body:expr) => {
-                $(if let Some($d t) = $d lanes.$name.as_deref_mut() {
+                $($(#[$when])? if let Some($d t) = $d lanes.$name.as_deref_mut() {
                     #[allow(unused_variables)]
                     let $d lane = Lane::$name;
                     $d body;
@@ -124,7 +137,7 @@ macro_rules! transports {
         macro_rules! without_lane {
             ($d lanes:expr, $d lane:expr, $d t:ident => $d body:expr, $d none:expr) => {
                 match $d lane {
-                    $(Lane::$name => match $d lanes.$name.take() {
+                    $($(#[$when])? Lane::$name => match $d lanes.$name.take() {
                         Some(mut taken) => {
                             let $d t = &mut *taken;
                             let result = $d body;
@@ -145,4 +158,8 @@ transports! { ($)
     loopback: crate::transport::loopback::Loopback,
     shm: crate::transport::shm::Shm,
     net: crate::transport::net::Net,
+    #[cfg(test)]
+    first: super::doubles::Double<201>,
+    #[cfg(test)]
+    second: super::doubles::Double<202>,
 }

@@ -179,7 +179,8 @@ impl Shm {
 
 impl OneSided for Shm {
     fn lanes(&self, peer: PeerId) -> Lanes {
-        let (get, put) = self.inbound_of(peer).map_or((false, false), Inbound::reach);
+        let Some(link) = self.inbound_of(peer) else { return Lanes::default() };
+        let (get, put) = link.reach();
         Lanes::from(LaneCaps {
             read_min: get.then_some(usize::MAX),
             write_min: put.then_some(usize::MAX),

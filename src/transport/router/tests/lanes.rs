@@ -1,0 +1,111 @@
+//! The lanes for bulk of a peer, with two doubles beside shared memory.
+
+use super::super::doubles::{Double, OPEN};
+use super::*;
+use crate::memory::OwnedBuffer;
+
+type First = Double<201>;
+type Second = Double<202>;
+
+/// What `Router::turn` reported of lanes.
+#[derive(Default)]
+struct Losses(Vec<LaneId>, Vec<Departure>);
+
+impl Handler for Losses {
+    fn on_peer(&mut self, _: PeerId, _: &Address) {}
+    fn on_message(&mut self, _: PeerId, _: &[u8], _: &[u8]) {}
+    fn on_lane_lost(&mut self, _: PeerId, lane: LaneId) {
+        self.0.push(lane);
+    }
+    fn on_departure(&mut self, _: PeerId, departure: Departure) {
+        self.1.push(departure);
+    }
+    fn is_owed(&self, _: PeerId) -> bool {
+        true
+    }
+}
+
+/// Two endpoints that have met, with two lanes for bulk besides those of the transport of messages.
+fn with_lanes() -> (Router, Router, PeerId, PeerId) {
+    OPEN.set(true);
+    let (mut a, mut b) = (on_loopback(), on_loopback());
+    OPEN.set(false);
+    let (me, you) = (a.me, b.me);
+    // Each sends until the other has heard it, so that there are links in both directions.
+    let (mut ears, begun) = ([Ear::default(), Ear::default()], clock::now_ns());
+    while ears.iter().any(|ear| ear.0.is_empty()) {
+        for (one, other) in [(&mut a, you), (&mut b, me)] {
+            let sent = one
+                .connect(&other)
+                .and_then(|peer| one.send(peer, Mode::Short, b"header", 0, |_, _| ()));
+            assert!(matches!(sent, Ok(()) | Err(SendError::Again)), "{sent:?}");
+        }
+        b.poll(&mut ears[0]);
+        a.poll(&mut ears[1]);
+        assert!(clock::now_ns() - begun < 60_000_000_000);
+    }
+    let (to, from) = (a.peers.find(&b.me).unwrap(), b.peers.find(&a.me).unwrap());
+    (a, b, to, from)
+}
+
+fn order(router: &Router, peer: PeerId, on_device: bool) -> Vec<u8> {
+    router.lanes(peer).by_cost(1 << 20, on_device).map(|lane| lane.lane.kind()).collect()
+}
+
+#[test]
+fn a_peer_has_the_lanes_of_all_transports() {
+    let (a, b, to, from) = with_lanes();
+    assert_eq!((a.way(to), a.lanes.first.as_ref().unwrap().met()), (Shm::NAME, &[to][..]));
+    for (router, peer) in [(&a, to), (&b, from)] {
+        assert_eq!(order(router, peer, false), [201, 202, 1], "by their cost");
+        assert_eq!(order(router, peer, true), [202], "where memory is of a device");
+    }
+    assert_eq!(order(&a, PeerId(99), false), [], "no messages, and so no keys");
+    assert!(!a.has_other(Lane::shm), "no lane for bulk takes messages");
+}
+
+#[test]
+fn a_key_goes_to_its_lane_and_is_void_with_that_lane_only() {
+    const PUT: Put = Put { notify: false, delivered: false, stays: false, token: 0 };
+    let (mut a, mut b, to, from) = with_lanes();
+    let [mine, theirs] = [0; 2].map(|_| OwnedBuffer::zeroed(100));
+    let purpose = Purpose::Region { id: 1, reads: true, writes: true };
+    let register = |b: &mut Router| {
+        [First::LANE, Second::LANE].map(|lane| {
+            let key = b.register(from, lane, &theirs.segments(), purpose).key().unwrap();
+            assert!(lane.made(&key));
+            Remote { key, offset: 0 }
+        })
+    };
+    let put = |a: &mut Router, at: &Remote| a.put(to, &mine.segments(), at, PUT);
+    let (whole, stale) = (Ok(Access::Moved(100)), Err(SendError::Unreachable(Errno(libc::ESTALE))));
+    let before = register(&mut b);
+    assert_eq!(before.map(|at| put(&mut a, &at)), [whole; 2]);
+    a.lanes.first.as_mut().unwrap().lost = true;
+    assert_eq!(a.prepare(to, First::LANE), Prepared::No);
+    assert_eq!(a.prepare(to, Second::LANE), Prepared::Ready);
+    let mut losses = Losses::default();
+    a.hasten();
+    a.poll(&mut losses);
+    assert_eq!(losses.0, [First::LANE]);
+    assert_eq!(before.map(|at| put(&mut a, &at)), [stale, whole]);
+    // The other side hears of it, too, and the lane is back.
+    b.lanes.first.as_mut().unwrap().lost = true;
+    b.hasten();
+    b.poll(&mut Losses::default());
+    let after = register(&mut b);
+    assert_eq!(after.map(|at| put(&mut a, &at)), [whole; 2]);
+}
+
+#[test]
+fn all_lanes_to_a_peer_end_when_it_departs() {
+    let (mut a, b, to, _) = with_lanes();
+    drop(b);
+    let (mut losses, begun) = (Losses::default(), clock::now_ns());
+    while losses.1.is_empty() {
+        a.poll(&mut losses);
+        assert!(clock::now_ns() - begun < 60_000_000_000);
+    }
+    assert_eq!((losses.0, losses.1), (vec![], vec![Departure::Closed]));
+    assert_eq!((order(&a, to, false), a.lanes.second.as_ref().unwrap().met()), (vec![], &[][..]));
+}
