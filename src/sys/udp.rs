@@ -62,13 +62,16 @@ impl UdpPort {
             libc::bind(fd.as_raw_fd(), bytes.as_ptr().cast(), len as libc::socklen_t)
         })?;
         let (gso, gro, ecn) = Self::prepare(fd.as_fd(), v6);
+        // The kernel counts double.
+        let buffer = option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap_or(0);
+        let small = (buffer < 2 * BUFFER_WANTED).then_some(buffer as usize / 2);
         Ok(Self {
             socket: UdpSocket::from(fd),
             gso,
             gro,
             ecn,
             errors_pending: false,
-            receiver: receive::Receiver::default(),
+            receiver: receive::Receiver::new(small),
             headers: headers::Headers::new(),
         })
     }

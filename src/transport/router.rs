@@ -19,7 +19,7 @@ use crate::sys::cancel::Shield;
 use crate::sys::cma::Range;
 use crate::sys::event::Epoll;
 use crate::sys::udp::UdpPort;
-use crate::sys::{Errno, clock};
+use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
 use list::{Lane, Lanes, each_lane, each_lane_mut, on_lane, on_lane_mut, without_lane};
 pub(crate) use list::{addresses_of, device_at, with_device};
@@ -45,11 +45,23 @@ impl Router {
     ) -> Result<Self, Errno> {
         let host = LocalHost::detect();
         let mut last = Errno(libc::EADDRINUSE);
-        for _ in 0..PORT_TRIES {
-            match Self::open_at(bind, config, key, &host) {
+        let range = config.net.ports.filter(|_| bind.port() == 0);
+        // The processes of a node begin at different ports.
+        let first = process::pid() as usize;
+        for n in 0..range.map_or(PORT_TRIES, |range| range.count()) {
+            let mut at = bind;
+            if let Some(range) = range {
+                at.0.set_port(range.port(first + n));
+            }
+            match Self::open_at(at, config, key, &host) {
                 Err(e) if e.0 == libc::EADDRINUSE && bind.port() == 0 => last = e,
                 other => return other,
             }
+        }
+        if let Some(range) = range {
+            log::limited!(
+                "no port of FI_UDRV_PORTS={range} is free at {bind}: each endpoint of this node takes one; widen the range"
+            );
         }
         Err(last)
     }

@@ -109,6 +109,9 @@ impl Drop for Ending {
 
 static SHARED: Mutex<Weak<Monitor>> = Mutex::new(Weak::new());
 
+/// What makes userfaultfd work for a user, or ends the warning.
+const REMEDY: &str = "Allow userfaultfd: `sysctl -w vm.unprivileged_userfaultfd=1`, or in a container a seccomp profile that has it; FI_UDRV_CACHE=off says that this is wanted";
+
 impl Monitor {
     /// The monitor of this process, which lives as long as it is referenced. `None`: the system lacks something that it
     /// needs; each call logs what.
@@ -122,9 +125,10 @@ impl Monitor {
         }
         let new = Self::start(Mappings::open).map(Arc::new);
         let new = new.inspect_err(|(what, error)| {
-            log::info(format_args!(
-                "registrations are not cached, but made for each use: {what}: {error}"
-            ));
+            log::limited!(
+                cause: error.0,
+                "registrations with RDMA devices are not cached, and each long message makes its own, which is slower ({what}: {error}). {REMEDY}"
+            );
         });
         let new = new.ok()?;
         let mut slot = lock(&SHARED);

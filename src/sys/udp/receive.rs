@@ -5,6 +5,7 @@ use super::control::{Beside, Control};
 use crate::sys::cancel::Shield;
 use crate::sys::errno::{Result, check, check_len};
 use crate::sys::net::socket_addr_from_bytes;
+use crate::telemetry::log;
 use std::alloc::{Layout, alloc_zeroed};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
@@ -32,6 +33,29 @@ pub(crate) struct Losses {
     pub(crate) truncated: u64,
     /// Datagrams that found the receive buffer full, as far as the kernel has reported.
     pub(crate) overflowed: u64,
+    /// Bytes of the receive buffer, where the system gives less than was asked for.
+    small: Option<usize>,
+}
+
+/// Overflows that are worth a line of the log: they are repaired, but each costs a round trip.
+const OVERFLOWS: u64 = 1000;
+
+impl Losses {
+    /// The kernel reports `more` overflows.
+    #[cold]
+    fn overflow(&mut self, more: u32) {
+        let before = self.overflowed;
+        self.overflowed = before.wrapping_add(u64::from(more));
+        let Some(small) = self.small.filter(|_| before / OVERFLOWS < self.overflowed / OVERFLOWS)
+        else {
+            return;
+        };
+        log::limited!(
+            "{} datagrams have found the socket's receive buffer full, and are sent again: it has {} KiB, and 8192 KiB are wanted. Raise the limit: sysctl -w net.core.rmem_max=8388608",
+            self.overflowed,
+            small / 1024
+        );
+    }
 }
 
 /// Buffers, and observations made while they were filled.
@@ -58,6 +82,11 @@ fn zeroed(len: usize) -> Option<Vec<u8>> {
 }
 
 impl Receiver {
+    /// `small`: bytes of a receive buffer that is smaller than wanted.
+    pub(super) fn new(small: Option<usize>) -> Self {
+        Self { losses: Losses { small, ..Losses::default() }, ..Self::default() }
+    }
+
     /// See `UdpPort::receive_batch`. Also returns whether the error queue may hold
     /// something.
     pub(super) fn batch(
@@ -168,8 +197,10 @@ unsafe fn deliver(
     let beside = unsafe { Beside::read(header) };
     if let Some(total) = beside.overflowed {
         // The kernel's count has 32 bits and wraps.
-        let more = total.wrapping_sub(losses.overflowed as u32);
-        losses.overflowed = losses.overflowed.wrapping_add(u64::from(more));
+        match total.wrapping_sub(losses.overflowed as u32) {
+            0 => {}
+            more => losses.overflow(more),
+        }
     }
     let known = name.get(..header.msg_namelen as usize).and_then(socket_addr_from_bytes);
     // Without its control messages the boundaries of the datagrams are unknown.
@@ -187,4 +218,25 @@ unsafe fn deliver(
     }
     // An empty datagram is not of this protocol, but it arrived.
     datagrams.max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::log::captured;
+
+    #[test]
+    fn overflows_of_a_small_buffer_are_told_once_they_are_many() {
+        captured::begin();
+        let lines = || captured::lines_with("receive buffer full").len();
+        let mut wanted = Losses::default();
+        wanted.overflow(5000);
+        let mut small = Losses { small: Some(212_992), ..Losses::default() };
+        small.overflow(999);
+        assert_eq!(lines(), 0);
+        small.overflow(1);
+        assert_eq!(lines(), 1);
+        assert!(captured::lines_with("receive buffer full")[0].contains("it has 208 KiB"));
+        assert_eq!((wanted.overflowed, small.overflowed), (5000, 1000));
+    }
 }

@@ -287,13 +287,28 @@ impl<H: Handler> Sink for Upwards<'_, H> {
         }
         let Some(peer) = self.numbers.outer(inner) else { return };
         if let (Departure::Failed(errno), Some(address)) = (departure, self.outer.address(peer)) {
-            log::limited!(cause: errno.0, "{address} is gone: {errno}");
+            log::limited!(cause: errno.0, "{address} is gone: {errno}{}", why_gone(errno));
         }
         self.handler.on_departure(peer, departure);
     }
 
     fn is_owed(&self, inner: PeerId) -> bool {
         self.numbers.outer(inner).is_some_and(|peer| self.handler.is_owed(peer))
+    }
+}
+
+/// What the number does not say: why a peer was given up.
+fn why_gone(errno: Errno) -> &'static str {
+    match errno.0 {
+        libc::ETIMEDOUT => {
+            ". It was silent for FI_UDRV_PEER_TIMEOUT seconds: its node is down, its process is stopped, or a firewall or a route keeps its packets from this node"
+        }
+        libc::EHOSTDOWN => ". Its process has ended, or was restarted",
+        libc::ECONNREFUSED => ". No process listens at this address",
+        libc::EKEYREJECTED => {
+            ". It has another job key: give all processes the same FI_UDRV_JOB_KEY or ~/.config/udrv/key"
+        }
+        _ => "",
     }
 }
 

@@ -68,11 +68,15 @@ fn past_gate(moved: Result<usize, Errno>) -> Result<usize, Errno> {
     }
 }
 
-pub(super) fn probe_read(pid: i32, remote: &[Range]) -> Option<u64> {
+/// The eight bytes at `remote`. Errors: EPERM, ENOSYS, where attaching is forbidden; ESRCH, EFAULT.
+pub(super) fn probe_read(pid: i32, remote: &[Range]) -> Result<u64, Errno> {
     let mut value = 0u64;
     let local = [Range { addr: (&raw mut value).expose_provenance() as u64, len: 8 }];
     // SAFETY: a live local of eight bytes.
-    (unsafe { cma::read(pid, &local, remote) } == Ok(8)).then_some(value)
+    match unsafe { cma::read(pid, &local, remote) }? {
+        8 => Ok(value),
+        _ => Err(Errno(libc::EFAULT)),
+    }
 }
 
 pub(super) fn probe_write(pid: i32, value: u64, remote: &[Range]) -> bool {

@@ -15,12 +15,15 @@ use super::sender::{SUSPICION, Sender};
 use super::shared::Shared;
 use super::timers::NEVER;
 use crate::sys::Errno;
+use crate::telemetry::log;
 use crate::transport::{Address, Departure, Mark, PeerId};
 use coalescer::Coalescer;
 use handshake::{ACCEPT, DOUBT, Handshake, INIT, PROBE, Phase};
 use liveness::Liveness;
 use path::{Front, Path};
 
+/// After this time without an answer to the first contact the log says so, nanoseconds.
+const FIRST_ANSWER_NS: u64 = 3_000_000_000;
 /// How long a handshake waits for its first reply, nanoseconds; the wait doubles with each attempt.
 const GREETING_NS: u64 = 20_000_000;
 /// Most connections whose peer has not yet proven that it is there.
@@ -252,7 +255,27 @@ impl Connection {
         if liveness.refusals > 0 && phase == Phase::Established {
             liveness.ask(now, hellos);
         }
+        if phase == Phase::Greeting && liveness.is_late(patience, FIRST_ANSWER_NS) {
+            self.tell_late(shared);
+        }
         None
+    }
+
+    /// The peer has not answered for long, and other than in a refusal the network says nothing of why.
+    #[cold]
+    fn tell_late(&self, shared: &Shared) {
+        if self.handshake.key_refused {
+            return; // which was told
+        }
+        let (me, peer) = (shared.settings.address, self.address);
+        let timeout_s = shared.settings.peer_timeout_ns / 1_000_000_000;
+        log::limited!(
+            "{peer} has not answered {me} for {} s. Likely causes: a firewall keeps UDP from passing between these two \
+             ports (FI_UDRV_PORTS limits them to a range); one of the addresses is of an interface that does not lead to \
+             the other host (FI_UDRV_IFACE chooses another); the peer's process has ended, is stopped, or has another \
+             job key. It is asked for {timeout_s} s in all (FI_UDRV_PEER_TIMEOUT)",
+            FIRST_ANSWER_NS / 1_000_000_000
+        );
     }
 
     /// The network says that the peer is not there: asks the peer.

@@ -320,10 +320,10 @@ impl Link for HybridLink {
     fn doubt(&mut self, to: &Address) {
         let Some(rdma) = &mut self.rdma else { return };
         if rdma.ways.doubt(to, process::random_u64()) && rdma.ways.doubted.is_power_of_two() {
-            log::info(format_args!(
-                "{to} is silent: data goes over UDP until its device answers ({} such so far)",
+            log::limited!(
+                "{to} does not answer through the RDMA device: data goes over UDP, which is slower, until it does ({} such so far). Check the link of both devices (ibv_devinfo) and the network between them",
                 rdma.ways.doubted
-            ));
+            );
         }
     }
 
@@ -460,7 +460,10 @@ impl Rdma {
         match link.send(way.place, way.handle, packets) {
             Ok(taken) => Some(taken),
             Err(errno) => {
-                log::info(format_args!("the device does not send to {to} ({errno}): UDP does"));
+                log::limited!(
+                    cause: errno.0,
+                    "the RDMA device does not send to {to} ({errno}): data goes over UDP, which is slower"
+                );
                 self.ways.close(to, process::random_u64());
                 self.upkeep.tend_at = 0; // it may be broken
                 None

@@ -304,9 +304,10 @@ fn search(
             }
             Err(errno) => {
                 let why = registrar::reason(errno, process::locked_memory_limit());
-                if errno.0 == libc::ENOMEM {
-                    log::limited!("no RDMA through {choice} ({why}): data goes over UDP");
-                }
+                log::limited!(
+                    cause: errno.0,
+                    "no RDMA through {choice} ({why}): data goes over UDP, which is slower; FI_UDRV_RDMA=off says that this is wanted"
+                );
                 refused.push(format!("{choice} does not work: {why}"));
             }
         }

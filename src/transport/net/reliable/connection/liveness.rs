@@ -28,6 +28,8 @@ pub(crate) struct Liveness {
     /// By the clock `Shared::patience`.
     heard_at: u64,
     owed_since: Option<u64>,
+    /// A long wait for its first answer was told.
+    told: bool,
     /// INITs that were refused since the peer was last heard, and when the first one was, nanoseconds.
     pub(super) refusals: u8,
     refused_at: u64,
@@ -89,6 +91,14 @@ impl Liveness {
         silent < timeout
     }
 
+    /// Whether a peer that was never heard has kept this endpoint waiting for `span`, nanoseconds. True once.
+    pub(super) fn is_late(&mut self, patience: u64, span: u64) -> bool {
+        let since = self.owed_since.unwrap_or(patience).max(self.heard_at);
+        let late = !self.told && patience.saturating_sub(since) >= span;
+        self.told |= late;
+        late
+    }
+
     /// The port is closed; `ours`: an INIT of this endpoint is quoted. True: it goes on for `span`, nanoseconds.
     pub(crate) fn on_refused(&mut self, ours: bool, span: u64, now: u64) -> bool {
         if ours && self.refusals == 0 {
@@ -135,6 +145,13 @@ mod tests {
         liveness.heard(10_000 * MS);
         assert!(liveness.look_at_debtor(13_999 * MS, timeout, 13_999 * MS, &mut hellos));
         assert!(!liveness.look_at_debtor(14_000 * MS, timeout, 14_000 * MS, &mut hellos));
+    }
+
+    #[test]
+    fn a_peer_is_late_once() {
+        let mut liveness = Liveness::new(false, 1000 * MS, 0);
+        let late = [1000, 3999, 4000, 4001, 9000].map(|ms| liveness.is_late(ms * MS, 3000 * MS));
+        assert_eq!(late, [false, false, true, false, false]);
     }
 
     #[test]
