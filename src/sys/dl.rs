@@ -14,7 +14,7 @@ impl Library {
     pub(crate) fn loaded(name: &CStr) -> Option<Self> {
         // SAFETY: `name` is a C string; RTLD_NOLOAD runs no constructor.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-        (!handle.is_null()).then_some(Self { handle, counted: true })
+        (!handle.is_null()).then(|| Self { handle, counted: true })
     }
 
     /// Loads the library, unless it is loaded, by the loader's search path. It stays loaded. Its
@@ -23,7 +23,7 @@ impl Library {
         let flags = libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NODELETE;
         // SAFETY: `name` is a C string of a system library.
         let handle = unsafe { libc::dlopen(name.as_ptr(), flags) };
-        (!handle.is_null()).then_some(Self { handle, counted: false })
+        (!handle.is_null()).then(|| Self { handle, counted: false })
     }
 
     /// The library whose code called ours: if several copies of a library are loaded, only this tells
