@@ -1,8 +1,6 @@
 //! The router decides which transport carries messages to a peer. It is the one [`Iface`] that the protocol layer
 //! drives. It names no transport; [`list`] does.
 
-#[cfg(test)]
-mod doubles;
 mod list;
 mod moving;
 mod pace;

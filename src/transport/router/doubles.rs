@@ -15,7 +15,7 @@ use std::cell::Cell;
 
 thread_local! {
     /// Whether endpoints that this thread opens have the doubles.
-    pub(super) static OPEN: Cell<bool> = const { Cell::new(false) };
+    pub(in crate::transport::router) static OPEN: Cell<bool> = const { Cell::new(false) };
 }
 
 const STALE: SendError = SendError::Unreachable(Errno(libc::ESTALE));
@@ -23,18 +23,18 @@ const STALE: SendError = SendError::Unreachable(Errno(libc::ESTALE));
 /// A lane whose keys have this kind; it costs the less, the lower that is. Odd kinds take memory of the host, even ones that
 /// of a device too.
 #[derive(Debug, Default)]
-pub(super) struct Double<const KIND: u8> {
+pub(in crate::transport::router) struct Double<const KIND: u8> {
     met: Vec<PeerId>,
     /// Both ends of a lane that works have the same number.
-    pub(super) number: u64,
+    number: u64,
     /// The lane was lost, which the next turn reports.
-    pub(super) lost: bool,
+    pub(in crate::transport::router) lost: bool,
 }
 
 impl<const KIND: u8> Double<KIND> {
-    pub(super) const LANE: LaneId = LaneId::of(<Self as Transport>::KEYS);
+    pub(in crate::transport::router) const LANE: LaneId = LaneId::of(<Self as Transport>::KEYS);
 
-    pub(super) fn met(&self) -> &[PeerId] {
+    pub(in crate::transport::router) fn met(&self) -> &[PeerId] {
         &self.met
     }
 

@@ -1,5 +1,9 @@
 //! The list of transports.
 
+#[cfg(test)]
+#[path = "doubles.rs"]
+pub(super) mod doubles;
+
 /// Makes the list. Its order is the order in which the router tries transports for a peer: by increasing cost.
 ///
 /// `on_lane!(lanes, lane, t => a, b)` is `a` with the transport `t` of that lane, or `b` if that transport is not open;
@@ -159,7 +163,7 @@ transports! { ($)
     shm: crate::transport::shm::Shm,
     net: crate::transport::net::Net,
     #[cfg(test)]
-    first: super::doubles::Double<201>,
+    first: doubles::Double<201>,
     #[cfg(test)]
-    second: super::doubles::Double<202>,
+    second: doubles::Double<202>,
 }

@@ -1,6 +1,6 @@
 //! The lanes for bulk of a peer, with two doubles beside shared memory.
 
-use super::super::doubles::{Double, OPEN};
+use super::list::doubles::{Double, OPEN};
 use super::*;
 use crate::memory::OwnedBuffer;
 
