@@ -1,7 +1,8 @@
 //! The tree of devices under `sys` in the run's directory, for programs that look before they load libibverbs.
 //! `SYSFS_PATH`, which libibverbs itself obeys, leads to it.
 
-use crate::personality::{Device, Personality};
+use crate::nic::view::gids;
+use crate::personality::{Device, Personality, Port};
 use std::path::{Path, PathBuf};
 
 /// The root of the tree, the value of `SYSFS_PATH`.
@@ -35,9 +36,27 @@ fn describe(place: &Path, device: &Device) -> std::io::Result<()> {
     for (index, port) in device.ports.iter().enumerate() {
         let port_place = place.join(format!("ports/{}", index + 1));
         std::fs::create_dir_all(port_place.join("pkeys"))?;
+        let state = if port.active { "4: ACTIVE\n" } else { "1: DOWN\n" };
+        std::fs::write(port_place.join("state"), state)?;
+        list_gids(&port_place, port)?;
         for (at, pkey) in port.pkeys.iter().enumerate() {
             std::fs::write(port_place.join(format!("pkeys/{at}")), format!("{pkey:#06x}\n"))?;
         }
+    }
+    Ok(())
+}
+
+/// The GIDs of a port, as older libraries find them.
+fn list_gids(place: &Path, port: &Port) -> std::io::Result<()> {
+    for what in ["gids", "gid_attrs/types"] {
+        std::fs::create_dir_all(place.join(what))?;
+    }
+    for (index, (gid, v2)) in gids(port).into_iter().enumerate() {
+        let word = |two: &[u8]| two.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let words: Vec<String> = gid.chunks(2).map(word).collect();
+        std::fs::write(place.join(format!("gids/{index}")), words.join(":") + "\n")?;
+        let kind = if v2 { "RoCE v2\n" } else { "IB/RoCE v1\n" };
+        std::fs::write(place.join(format!("gid_attrs/types/{index}")), kind)?;
     }
     Ok(())
 }

@@ -47,6 +47,7 @@ pub const NAMED: &[(&str, &str)] = &[
     ("scatter", "scatter=packets,lazy=20%,repeats=2%"),
     ("relaxed", "scatter=bus,lazy=20%"),
     ("lossy", "loss=2%,duplication=1%,delay=5%"),
+    ("deaf", "loss=100%"),
     ("rnr", "rnr=5%,lazy=5%"),
     ("breaking", "failures=5%,loss=0.5%"),
     ("handles", "handle-failures=15%,handle-delays=20%"),

@@ -88,6 +88,8 @@ impl Endpoint {
         };
         let mut permitted = config.clone();
         permitted.shm.on &= self.state(guard).shm_permitted;
+        let class = &mut permitted.net.rdma.traffic_class;
+        *class = class.or(self.traffic_class);
         let router = Router::open(bind, &permitted, (key, source)).map_err(|e| {
             log::limited!(cause: e.0, "cannot open an endpoint at {bind}: {e}");
             if e.0 == libc::EADDRINUSE { FI_EADDRINUSE } else { e.0 }

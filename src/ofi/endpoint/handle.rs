@@ -23,9 +23,9 @@ use crate::telemetry::log;
 use crate::transport::Address;
 use libfabric_sys::{
     FI_ADDR_STR, FI_ALIAS, FI_DIRECTED_RECV, FI_EBUSY, FI_EINVAL, FI_ENABLE, FI_ENOSYS, FI_EP_RDM,
-    FI_GETOPSFLAG, FI_RECV, FI_SETOPSFLAG, FI_SHARED_CONTEXT, FI_SOURCE, FI_TRANSMIT, FI_TRIGGER,
-    fi_alias, fi_info, fi_ops, fi_ops_atomic, fi_ops_collective, fi_ops_ep, fi_ops_ep_2_7,
-    fi_ops_msg, fi_ops_rma, fi_ops_tagged, fi_rx_attr, fi_tx_attr, fid, fid_ep,
+    FI_GETOPSFLAG, FI_RECV, FI_SETOPSFLAG, FI_SHARED_CONTEXT, FI_SOURCE, FI_TC_DSCP, FI_TRANSMIT,
+    FI_TRIGGER, fi_alias, fi_info, fi_ops, fi_ops_atomic, fi_ops_collective, fi_ops_ep,
+    fi_ops_ep_2_7, fi_ops_msg, fi_ops_rma, fi_ops_tagged, fi_rx_attr, fi_tx_attr, fid, fid_ep,
 };
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -91,6 +91,11 @@ pub(in crate::ofi) unsafe fn open(
     Ok(())
 }
 
+/// The traffic class of `FI_TC_DSCP` (fi_endpoint(3)), a DSCP of 6 bits; `None` for labels, which say nothing of it.
+fn traffic_class(tclass: u32) -> Option<u8> {
+    (tclass & FI_TC_DSCP != 0).then_some((tclass as u8 & 0x3f) << 2)
+}
+
 /// The endpoint that an info asks for.
 ///
 /// # Safety
@@ -129,6 +134,7 @@ unsafe fn described(
         engine: Locked::new(None),
         state: Locked::new(EndpointState::new(inject_size, bind)),
         inject_size,
+        traffic_class: tx.and_then(|tx| traffic_class(tx.tclass)),
         own_key,
         directed: info.caps & FI_DIRECTED_RECV != 0,
         source: info.caps & FI_SOURCE != 0,
@@ -423,4 +429,20 @@ unsafe fn open_context(
     // SAFETY: checked not to be null.
     unsafe { *out = handle(shared, role, number, flags, context, family, false) };
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use libfabric_sys::{FI_TC_LOW_LATENCY, FI_TC_NETWORK_CTRL, FI_TC_UNSPEC};
+
+    #[test]
+    fn a_dscp_is_a_traffic_class_and_a_label_is_none() {
+        assert_eq!(
+            [0, 26, 63].map(|dscp| traffic_class(FI_TC_DSCP | dscp)),
+            [0, 104, 252].map(Some)
+        );
+        let labels = [FI_TC_UNSPEC, FI_TC_LOW_LATENCY, FI_TC_NETWORK_CTRL];
+        assert_eq!(labels.map(traffic_class), [None; 3]);
+    }
 }

@@ -137,6 +137,8 @@ pub(in crate::ofi) struct Endpoint {
     pub(super) engine: Locked<Option<Engine<Router>>>,
     pub(super) state: Locked<EndpointState>,
     pub(super) inject_size: usize,
+    /// The traffic class of packets of RDMA devices, if `tx_attr->tclass` is one of FI_TC_DSCP.
+    pub(super) traffic_class: Option<u8>,
     /// The key that the application gave with the endpoint.
     pub(super) own_key: Option<JobKey>,
     /// FI_DIRECTED_RECV was asked for: `src_addr` of receives counts.

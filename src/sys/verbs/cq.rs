@@ -94,6 +94,7 @@ impl Cq {
         let mut attr: ibv_cq_init_attr_ex = unsafe { std::mem::zeroed() };
         attr.cqe = entries;
         attr.channel = events;
+        attr.comp_vector = context.vector() as u32;
         attr.wc_flags = u64::from(IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_SRC_QP);
         // SAFETY: a live context and channel. An ibv_cq_ex begins as an ibv_cq and is destroyed as one.
         let made = unsafe {
@@ -107,7 +108,8 @@ impl Cq {
                 // SAFETY: a live context and channel.
                 let raw = unsafe {
                     let none = std::ptr::null_mut();
-                    let raw = (verbs.create_cq)(raw_context, entries, none, events, 0);
+                    let raw =
+                        (verbs.create_cq)(raw_context, entries, none, events, context.vector());
                     Owned::new(raw, verbs.destroy_cq)
                 }?;
                 (raw, false)

@@ -1,12 +1,14 @@
 //! Devices, and the facts that they report.
 
+use super::fork;
 use super::library::{Verbs, class, verbs};
 use super::owned::{Owned, check};
 use crate::sys::errno::{Errno, Result};
 use crate::sys::net::PciAddress;
 use crate::sys::process;
 use rdma_core_sys::{
-    IBV_NODE_CA, IBV_TRANSPORT_IB, ibv_context, ibv_device, ibv_device_attr, ibv_pd,
+    IBV_NODE_CA, IBV_NODE_RNIC, IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP, ibv_context, ibv_device,
+    ibv_device_attr, ibv_pd,
 };
 use std::ffi::CStr;
 use std::os::fd::RawFd;
@@ -66,6 +68,7 @@ impl DeviceList {
     /// Lists the devices. Errors: ENOSYS without libibverbs or kernel support, ENOMEM, EPERM.
     pub(crate) fn new() -> Result<Self> {
         let verbs = verbs()?;
+        fork::prepare(verbs);
         let mut len = 0;
         // SAFETY: fills a live local.
         let list = unsafe { (verbs.get_device_list)(&mut len) };
@@ -105,12 +108,25 @@ impl Device<'_> {
         path.exists().then_some(path)
     }
 
-    /// True for InfiniBand and RoCE adapters. Others lack UD queue pairs as InfiniBand defines them
-    /// (iWARP), or have their own kind (EFA).
-    pub(crate) fn is_adapter(&self) -> bool {
+    /// True if sysfs shows that no port of the device is active. Opening a device takes the kernel some milliseconds, and
+    /// other processes of the node want to do that at the same time.
+    pub(crate) fn is_down(&self) -> bool {
+        let ports = std::fs::read_dir(class().join(self.name()).join("ports"));
+        let states = ports.into_iter().flatten().flatten().map(|port| port.path().join("state"));
+        let mut states = states.filter_map(|file| std::fs::read_to_string(file).ok()).peekable();
+        states.peek().is_some() && states.all(|state| !state.contains("ACTIVE"))
+    }
+
+    /// Whether it is an InfiniBand or RoCE adapter. Error: what it is instead.
+    pub(crate) fn is_adapter(&self) -> std::result::Result<(), &'static str> {
         // SAFETY: a device of a live list.
-        unsafe {
-            (*self.raw).node_type == IBV_NODE_CA && (*self.raw).transport_type == IBV_TRANSPORT_IB
+        let (node, transport) = unsafe { ((*self.raw).node_type, (*self.raw).transport_type) };
+        match (node, transport) {
+            (IBV_NODE_CA, IBV_TRANSPORT_IB) => Ok(()),
+            (IBV_NODE_RNIC, _) | (_, IBV_TRANSPORT_IWARP) => {
+                Err("speaks iWARP, which has no datagrams (devlink switches an E810 to RoCE)")
+            }
+            _ => Err("has queue pairs of its own kind only, as EFA and usNIC do"),
         }
     }
 
@@ -173,6 +189,13 @@ impl OpenDevice {
         })
     }
 
+    /// The traffic class that the administrator gave all RoCE connections of a port (`cma_roce_tos`, or the driver's
+    /// file `tc`), if any.
+    pub(crate) fn traffic_class(&self, port: u8) -> Option<u8> {
+        let file = class().join(&self.name).join(format!("tc/{port}/traffic_class"));
+        traffic_class(&std::fs::read_to_string(file).ok()?)
+    }
+
     /// Whether kernel threads do the work of the hardware: soft-RoCE (rdma_rxe), over any Ethernet, in kernels where it
     /// has threads. In Linux 6.1 the posting thread itself does the work, in 6.12 kernel threads do.
     pub(crate) fn is_threads(&self) -> bool {
@@ -185,6 +208,15 @@ impl Context {
     #[inline]
     pub(super) fn as_ptr(&self) -> *mut ibv_context {
         self.raw.as_ptr()
+    }
+
+    /// The completion vector for a new queue: by the calling processor, so that the interrupts of many processes do not
+    /// all go to one.
+    pub(super) fn vector(&self) -> i32 {
+        // SAFETY: a live context, whose member does not change; the call takes nothing.
+        let (count, processor) =
+            unsafe { ((*self.as_ptr()).num_comp_vectors, libc::sched_getcpu()) };
+        if count > 0 && processor > 0 { processor % count } else { 0 }
     }
 
     /// This process opened it.
@@ -214,6 +246,12 @@ impl Pd {
     }
 }
 
+/// The class in a file of mlx5: `Global tclass=106`, and lines for single peers.
+fn traffic_class(text: &str) -> Option<u8> {
+    let number = text.lines().find_map(|line| line.trim().strip_prefix("Global tclass="))?;
+    number.trim().parse().ok()
+}
+
 /// Makes `fd` non-blocking.
 pub(super) fn set_nonblocking(fd: RawFd) -> Result<()> {
     // SAFETY: flags of a descriptor that the caller has open.
@@ -222,4 +260,16 @@ pub(super) fn set_nonblocking(fd: RawFd) -> Result<()> {
         crate::sys::errno::check(libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_global_traffic_class_is_read() {
+        assert_eq!(traffic_class("Global tclass=106\n"), Some(106));
+        assert_eq!(traffic_class("tclass=26\nmatch:\nGlobal tclass=7\n"), Some(7));
+        assert_eq!(["", "0", "Global tclass=300"].map(traffic_class), [None; 3]);
+    }
 }

@@ -85,9 +85,6 @@ table! {
     query_port = c"ibv_query_port" c"IBVERBS_1.1"
         (*mut ibv_context, u8, *mut _compat_ibv_port_attr) -> c_int;
     query_pkey = c"ibv_query_pkey" c"IBVERBS_1.1" (*mut ibv_context, u8, c_int, *mut u16) -> c_int;
-    // rdma-core 33 and later.
-    query_gids = c"_ibv_query_gid_table" c"IBVERBS_1.11"
-        (*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize;
     get_async_event = c"ibv_get_async_event" c"IBVERBS_1.1"
         (*mut ibv_context, *mut ibv_async_event) -> c_int;
     ack_async_event = c"ibv_ack_async_event" c"IBVERBS_1.1" (*mut ibv_async_event);
@@ -108,7 +105,6 @@ table! {
     create_qp = c"ibv_create_qp" c"IBVERBS_1.1" (*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
     modify_qp = c"ibv_modify_qp" c"IBVERBS_1.1" (*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
     destroy_qp = c"ibv_destroy_qp" c"IBVERBS_1.1" (*mut ibv_qp) -> c_int;
-    qp_to_qp_ex = c"ibv_qp_to_qp_ex" c"IBVERBS_1.6" (*mut ibv_qp) -> *mut ibv_qp_ex;
     create_ah = c"ibv_create_ah" c"IBVERBS_1.1" (*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah;
     destroy_ah = c"ibv_destroy_ah" c"IBVERBS_1.1" (*mut ibv_ah) -> c_int;
 
@@ -116,6 +112,12 @@ table! {
     create_srq = c"ibv_create_srq" c"IBVERBS_1.1"
         (*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq;
     destroy_srq = c"ibv_destroy_srq" c"IBVERBS_1.1" (*mut ibv_srq) -> c_int;
+    fork_init = c"ibv_fork_init" c"IBVERBS_1.1" () -> c_int;
+    // rdma-core 24 and later.
+    qp_to_qp_ex = c"ibv_qp_to_qp_ex" c"IBVERBS_1.6" (*mut ibv_qp) -> *mut ibv_qp_ex;
+    // rdma-core 32 and later.
+    query_gids = c"_ibv_query_gid_table" c"IBVERBS_1.11"
+        (*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize;
     // rdma-core 35 and later.
     is_fork_initialized = c"ibv_is_fork_initialized" c"IBVERBS_1.13" () -> ibv_fork_status;
 }
@@ -131,7 +133,7 @@ pub(super) fn verbs() -> Result<&'static Verbs> {
         };
         Verbs::load(&library).map_err(|lacks| {
             log::warn(format_args!(
-                "libibverbs.so.1 has no {}: it is older than rdma-core 33, and RDMA devices are not used",
+                "libibverbs.so.1 has no {}: it is older than rdma-core 15, and RDMA devices are not used",
                 lacks.to_string_lossy()
             ));
             Errno(libc::ENOSYS)

@@ -4,17 +4,16 @@
 //! **Fork.** A forked child has the descriptors of its parent's devices, and would destroy the parent's
 //! queue pairs with them. So every object remembers its process, and does nothing in another one.
 //!
-//! `ibv_fork_init` is never called: it changes the whole process, which belongs to the application. It is for
-//! kernels before 5.12, where after a fork the child may keep the page that a device writes into, while the
-//! parent gets a copy that the device does not know. MADV_DONTFORK keeps this library's rings from children, on
-//! any kernel. The application's memory is registered on later kernels only ([`fork_hazard`]). On earlier
-//! kernels a driver's own queues are the application's responsibility, as with every provider.
+//! `ibv_fork_init` changes the whole process, which belongs to the application, so it is called on kernels before 5.12
+//! only (`fork.rs`). MADV_DONTFORK keeps this library's rings from children, on any kernel.
 
 mod cq;
 mod device;
 mod events;
+mod fork;
 mod lent;
 mod library;
+mod marks;
 mod memory;
 mod mr;
 mod owned;
@@ -28,9 +27,11 @@ mod ud;
 
 pub(crate) use device::{DeviceList, OpenDevice};
 pub(crate) use events::{About, DeviceEvent};
+pub(crate) use fork::fork_hazard;
 pub(crate) use library::{present, shows};
+pub(crate) use marks::{Marks, flow_label};
 pub(in crate::sys) use memory::Mapping;
-pub(crate) use mr::{Permission, Registrar, Registration, fork_hazard};
+pub(crate) use mr::{Permission, Registrar, Registration};
 pub(crate) use port::{Gid, GidKind, LinkLayer, Partition, Port};
 pub(crate) use qp::{Ah, AhSettings};
 pub(crate) use rc::{RcEvent, RcPort};

@@ -1,13 +1,10 @@
 //! Registrations of the application's memory.
 
 use super::device::Pd;
-use super::library::verbs;
 use super::owned::Owned;
 use crate::sys::errno::{Errno, Result};
-use crate::sys::process;
 use rdma_core_sys::{
-    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_FORK_UNNEEDED,
-    ibv_mr,
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_mr,
 };
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::Arc;
@@ -74,19 +71,6 @@ impl Registrar {
         }?;
         Ok(Registration { mr, _pd: self.pd.clone() })
     }
-}
-
-/// Why registering the application's memory would be unsafe if the application forks; `None`: it is safe.
-/// Before Linux 5.12 the kernel does not copy pinned pages for the child at the fork: the parent gets a copy
-/// at its next write, and the device continues with the page that the child has.
-pub(crate) fn fork_hazard() -> Option<&'static str> {
-    if !process::kernel_is_at_least(5, 12) {
-        return Some("the kernel is older than 5.12");
-    }
-    let status = verbs().ok()?.is_fork_initialized?;
-    // SAFETY: the call asks for nothing; it may ask the kernel.
-    (unsafe { status() } != IBV_FORK_UNNEEDED)
-        .then_some("libibverbs finds that the kernel does not copy pinned pages at a fork")
 }
 
 impl Registration {

@@ -1,6 +1,7 @@
 //! Ports of a device, and their addresses (GIDs).
 
 use super::device::OpenDevice;
+use super::library::class;
 use super::owned::check;
 use crate::sys::errno::{Errno, Result};
 use rdma_core_sys::{
@@ -8,6 +9,9 @@ use rdma_core_sys::{
     IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE, ibv_gid_entry, ibv_port_attr,
     ibv_query_port_extended,
 };
+use std::ffi::CString;
+use std::net::Ipv6Addr;
+use std::str::FromStr;
 
 /// Most GIDs of a device, all ports together: the kernel counts the answer's bytes in 16 bits.
 const GIDS_MAX: usize = 2000;
@@ -35,7 +39,6 @@ pub(crate) struct Port {
     pub(crate) speed_bps: u64,
     /// InfiniBand only.
     pub(crate) lid: u16,
-    pub(crate) service_level: u8,
     /// InfiniBand only: it gets packets with a global routing header only.
     pub(crate) routed: bool,
     /// Entries of its table of partitions.
@@ -66,6 +69,8 @@ pub(crate) struct Gid {
     pub(crate) index: u8,
     pub(crate) raw: [u8; 16],
     pub(crate) kind: GidKind,
+    /// The interface that it is an address of, by its index; 0: unknown, and with InfiniBand.
+    pub(crate) interface: u32,
 }
 
 impl OpenDevice {
@@ -94,7 +99,6 @@ impl OpenDevice {
             mtu: mtu(attr.active_mtu),
             speed_bps: speed_bps(attr.active_speed, attr.active_width),
             lid: attr.lid,
-            service_level: attr.sm_sl,
             routed: !ethernet && attr.flags & GRH_REQUIRED != 0,
             partitions: attr.pkey_tbl_len,
         })
@@ -114,15 +118,33 @@ impl OpenDevice {
 
     /// All valid GIDs of port `number`. Errors: the driver's.
     pub(crate) fn gids(&self, number: u8) -> Result<Vec<Gid>> {
+        let Some(query) = self.context.verbs.query_gids else {
+            return Ok(self.listed_gids(number));
+        };
         // SAFETY: all zeroes is a valid ibv_gid_entry.
         let mut entries: Vec<ibv_gid_entry> = vec![unsafe { std::mem::zeroed() }; GIDS_MAX];
         let size = size_of::<ibv_gid_entry>();
-        let query = self.context.verbs.query_gids;
         // SAFETY: a live context; the call fills at most `GIDS_MAX` entries of this size.
         let n = unsafe { query(self.context.as_ptr(), entries.as_mut_ptr(), GIDS_MAX, 0, size) };
         let n = usize::try_from(n).map_err(|_| Errno(i32::try_from(-n).unwrap_or(libc::EIO)))?;
         let of_port = |entry: &&ibv_gid_entry| entry.port_num == u32::from(number);
         Ok(entries.iter().take(n).filter(of_port).filter_map(gid).collect())
+    }
+
+    /// The same as the kernel lists them in sysfs, for a library that cannot ask for them.
+    fn listed_gids(&self, number: u8) -> Vec<Gid> {
+        let port = class().join(&self.name).join(format!("ports/{number}"));
+        let read = |what: &str, index: u8| {
+            let text = std::fs::read_to_string(port.join(what).join(index.to_string())).ok()?;
+            Some(text.trim().to_owned())
+        };
+        let entry = |index| {
+            let raw = Ipv6Addr::from_str(&read("gids", index)?).ok()?.octets();
+            let kind = listed_kind(&read("gid_attrs/types", index)?)?;
+            let interface = read("gid_attrs/ndevs", index).map_or(0, |name| index_of(&name));
+            (raw != [0; 16]).then_some(Gid { index, raw, kind, interface })
+        };
+        (0..=u8::MAX).filter_map(entry).collect()
     }
 }
 
@@ -135,7 +157,26 @@ fn gid(entry: &ibv_gid_entry) -> Option<Gid> {
         _ => return None,
     };
     // SAFETY: both members of the union are plain bytes.
-    Some(Gid { index: u8::try_from(entry.gid_index).ok()?, raw: unsafe { entry.gid.raw }, kind })
+    let raw = unsafe { entry.gid.raw };
+    let (index, interface) = (u8::try_from(entry.gid_index).ok()?, entry.ndev_ifindex);
+    Some(Gid { index, raw, kind, interface })
+}
+
+/// The kind of a GID as sysfs names it (the kernel's drivers/infiniband/core/cache.c). An InfiniBand port has only those
+/// of the first name.
+fn listed_kind(text: &str) -> Option<GidKind> {
+    match text {
+        "IB/RoCE v1" => Some(GidKind::InfiniBand),
+        "RoCE v2" => Some(GidKind::RoceV2),
+        _ => None,
+    }
+}
+
+/// The index of the interface `name`; 0: there is none.
+fn index_of(name: &str) -> u32 {
+    let Ok(name) = CString::new(name) else { return 0 };
+    // SAFETY: a C string.
+    unsafe { libc::if_nametoindex(name.as_ptr()) }
 }
 
 /// Bytes of the MTU with this `ibv_mtu` code.
@@ -172,6 +213,13 @@ fn speed_bps(speed: u8, width: u8) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kinds_that_sysfs_names() {
+        let all = ["IB/RoCE v1", "RoCE v2", ""].map(listed_kind);
+        assert_eq!(all, [Some(GidKind::InfiniBand), Some(GidKind::RoceV2), None]);
+        assert_eq!((index_of("lo") > 0, index_of("no such"), index_of("\0")), (true, 0, 0));
+    }
 
     #[test]
     fn codes_of_the_specification() {

@@ -2,6 +2,7 @@
 
 use super::cq::Cq;
 use super::device::Pd;
+use super::marks::Marks;
 use super::owned::{Owned, check};
 use crate::sys::errno::{Errno, Result};
 use rdma_core_sys::{
@@ -30,7 +31,9 @@ pub(crate) struct AhSettings {
     pub(crate) gid: Option<([u8; 16], u8)>,
     /// InfiniBand only.
     pub(crate) lid: u16,
-    pub(crate) service_level: u8,
+    pub(crate) marks: Marks,
+    /// Routers choose among equal paths by it; 20 bits.
+    pub(crate) flow_label: u32,
 }
 
 /// An address handle.
@@ -40,8 +43,6 @@ pub(crate) struct Ah {
     _pd: Arc<Pd>,
 }
 
-/// Packets may be marked instead of dropped (ECN, RFC 3168): ECT(0).
-const ECN_CAPABLE: u8 = 2;
 /// The usual hop limit of IP packets across routers.
 const HOPS: u8 = 64;
 
@@ -52,19 +53,32 @@ impl Ah {
         let mut attr: ibv_ah_attr = unsafe { std::mem::zeroed() };
         attr.port_num = to.port;
         attr.dlid = to.lid;
-        attr.sl = to.service_level;
+        attr.sl = to.marks.service_level;
         if let Some((gid, index)) = to.gid {
             attr.is_global = 1;
             attr.grh.dgid.raw = gid;
             attr.grh.sgid_index = index;
             attr.grh.hop_limit = HOPS;
-            attr.grh.traffic_class = ECN_CAPABLE;
+            attr.grh.traffic_class = to.marks.class();
+            attr.grh.flow_label = to.flow_label;
         }
         let verbs = pd.context.verbs;
         // SAFETY: a live domain. Requests that name the handle hold it, or their queue pair is gone.
         let raw =
             unsafe { Owned::new((verbs.create_ah)(pd.as_ptr(), &mut attr), verbs.destroy_ah) }?;
         Ok(Self { raw, _pd: pd.clone() })
+    }
+}
+
+/// Makes address handles for the queue pairs of a protection domain, on any thread.
+#[derive(Clone, Debug)]
+pub(crate) struct Addresses(pub(super) Arc<Pd>);
+
+impl Addresses {
+    /// A handle of an address. May make a system call, and take time on some networks. Errors: those of
+    /// an unreachable address.
+    pub(crate) fn make(&self, to: &AhSettings) -> Result<Ah> {
+        Ah::new(&self.0, to)
     }
 }
 
@@ -95,6 +109,8 @@ pub(super) struct UdQp {
     extended: Option<NonNull<ibv_qp_ex>>,
     /// Most bytes that a send may carry inline.
     pub(super) inline_max: usize,
+    /// Most sends and receives under way: a driver may give fewer than it was asked for.
+    pub(super) depths: (u32, u32),
     /// Buffers for requests with one segment each, for a device without such operations.
     requests: Vec<(ibv_send_wr, ibv_sge)>,
     _pd: Arc<Pd>,
@@ -162,7 +178,7 @@ impl UdQp {
             Owned::new(raw.ok_or(Errno(libc::EOPNOTSUPP))?, verbs.destroy_qp)
         }?;
         // SAFETY: a live queue pair made with SEND_OPS_FLAGS; the interface lives as long.
-        let extended = NonNull::new(unsafe { (verbs.qp_to_qp_ex)(raw.as_ptr()) });
+        let extended = verbs.qp_to_qp_ex.and_then(|to| NonNull::new(unsafe { to(raw.as_ptr()) }));
         let extended = Some(extended.ok_or(Errno(libc::EOPNOTSUPP))?);
         Ok(Self::of(pd, raw, extended, &attr.cap))
     }
@@ -190,7 +206,9 @@ impl UdQp {
         // SAFETY: all zeroes is valid for both.
         let request = unsafe { std::mem::zeroed() };
         let requests = if extended.is_some() { Vec::new() } else { vec![request; BATCH] };
-        Self { raw, extended, inline_max: cap.max_inline_data as usize, requests, _pd: pd.clone() }
+        let inline_max = cap.max_inline_data as usize;
+        let depths = (cap.max_send_wr, cap.max_recv_wr);
+        Self { raw, extended, inline_max, depths, requests, _pd: pd.clone() }
     }
 
     /// Its number.

@@ -175,7 +175,7 @@ impl RcPort {
         self.found.retain(|event| event.qp() != number);
         self.drain()?;
         if !self.settings.shared {
-            qp.slot().post_receives(self.settings.receives as usize)?;
+            qp.slot().post_receives(qp.receives())?;
         }
         self.known.insert(number, Known { slot: qp.slot().clone(), taken: 0, failed: false });
         Ok(qp)

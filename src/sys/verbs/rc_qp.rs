@@ -1,5 +1,6 @@
 //! A connected queue pair (RC), which writes and reads the memory of its one peer.
 
+use super::marks::flow_label;
 use super::owned::{Owned, check};
 use super::rc_shared::{Queues, RcSettings, SEGMENTS, WRITE};
 use super::srq;
@@ -20,16 +21,13 @@ use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Retransmission timeout: an unacknowledged packet is sent again after 4.096 µs × 2^16 (268 ms), at least.
-const TIMEOUT: u8 = 16;
-/// Retransmissions, the most that the field allows: a peer is given up after 2 s at the earliest.
+/// Retransmissions, the most that the field allows: a peer is given up after eight times the timeout at the earliest.
 const RETRIES: u8 = 7;
 /// A peer without receives is retried for ever (7): it posts receives when it polls.
 const RNR_FOR_EVER: u8 = 7;
 /// Delay of such a retry, as code: 0.64 ms (InfiniBand 1.7, table 46).
 const RNR_DELAY: u8 = 12;
-/// As for datagrams: ECT(0) and IP's usual hop limit.
-const ECN_CAPABLE: u8 = 2;
+/// As for datagrams: IP's usual hop limit.
 const HOPS: u8 = 64;
 const SEGMENTS_MAX: usize = SEGMENTS as usize;
 
@@ -140,6 +138,13 @@ impl<L> RcQp<L> {
         let qp = unsafe {
             Owned::new((verbs.create_qp)(queues.pd.as_ptr(), &mut attr), verbs.destroy_qp)
         }?;
+        // A driver may give less than it was asked for.
+        let mut settings = *settings;
+        settings.sends = settings.sends.min(attr.cap.max_send_wr).max(1);
+        if queues.srq.is_none() {
+            settings.receives = settings.receives.min(attr.cap.max_recv_wr).max(1);
+        }
+        let segments = segments.min(attr.cap.max_send_sge).max(1);
         let qp = Self {
             raw: qp.as_ptr(),
             slot: Arc::new(Slot(Mutex::new(Some(qp)))),
@@ -147,7 +152,7 @@ impl<L> RcQp<L> {
             kept: VecDeque::new(),
             waiting: Vec::new(),
             reads: 0,
-            settings: *settings,
+            settings,
             segments_max: (segments as usize).min(SEGMENTS_MAX),
             connected: false,
             home: process::pid(),
@@ -159,6 +164,11 @@ impl<L> RcQp<L> {
             IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
         qp.go(&mut attr, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)?;
         Ok(qp)
+    }
+
+    /// Receives that it has room for, if they are not shared.
+    pub(super) fn receives(&self) -> usize {
+        self.settings.receives as usize
     }
 
     pub(super) fn slot(&self) -> &Arc<Slot> {
@@ -189,14 +199,15 @@ impl<L> RcQp<L> {
         attr.max_dest_rd_atomic = self.settings.serves;
         attr.min_rnr_timer = RNR_DELAY;
         attr.ah_attr.port_num = self.settings.port;
-        attr.ah_attr.sl = self.settings.service_level;
+        attr.ah_attr.sl = self.settings.marks.service_level;
         attr.ah_attr.dlid = to.lid;
         if to.routed || self.settings.routed {
             attr.ah_attr.is_global = 1;
             attr.ah_attr.grh.dgid.raw = to.gid;
             attr.ah_attr.grh.sgid_index = self.settings.gid;
             attr.ah_attr.grh.hop_limit = HOPS;
-            attr.ah_attr.grh.traffic_class = ECN_CAPABLE;
+            attr.ah_attr.grh.traffic_class = self.settings.marks.class();
+            attr.ah_attr.grh.flow_label = flow_label(self.number(), to.number);
         }
         let receive = IBV_QP_AV
             | IBV_QP_PATH_MTU
@@ -206,7 +217,7 @@ impl<L> RcQp<L> {
             | IBV_QP_MIN_RNR_TIMER;
         self.go(&mut attr, IBV_QPS_RTR, receive)?;
         let mut attr = blank();
-        attr.timeout = TIMEOUT;
+        attr.timeout = self.settings.timeout;
         attr.retry_cnt = RETRIES;
         attr.rnr_retry = RNR_FOR_EVER;
         attr.sq_psn = own_psn & PSN_MASK;

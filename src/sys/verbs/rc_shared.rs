@@ -2,6 +2,7 @@
 
 use super::cq::CqObject;
 use super::device::Pd;
+use super::marks::Marks;
 use super::srq::Srq;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -23,7 +24,9 @@ pub(crate) struct RcSettings {
     pub(crate) routed: bool,
     /// Longest packet of the port, bytes.
     pub(crate) mtu: usize,
-    pub(crate) service_level: u8,
+    pub(crate) marks: Marks,
+    /// Retransmission timeout, 4.096 µs × 2^this, 1 to 31.
+    pub(crate) timeout: u8,
     /// Most connections at a time. The port may support fewer.
     pub(crate) connections: usize,
     /// Receives for writes of peers: for all connections, or for each queue pair if not `shared`. The port

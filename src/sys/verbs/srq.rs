@@ -33,7 +33,9 @@ impl Srq {
         let mut attr = ibv_srq_init_attr { srq_context: null_mut(), attr };
         // SAFETY: a live domain, which is held; the queue is destroyed after its queue pairs: they hold it.
         let raw = unsafe { Owned::new(create(pd.as_ptr(), &mut attr), destroy) }?;
-        Ok(Self { raw, depth: attr.attr.max_wr.max(depth), _pd: pd.clone() })
+        // A driver may give more than it was asked for, or less; one that says nothing gives what it was asked for.
+        let depth = if attr.attr.max_wr > 0 { attr.attr.max_wr } else { depth };
+        Ok(Self { raw, depth, _pd: pd.clone() })
     }
 
     pub(super) fn as_ptr(&self) -> *mut ibv_srq {

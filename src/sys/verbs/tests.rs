@@ -13,7 +13,7 @@ use std::io::IoSlice;
 fn device() -> Option<(OpenDevice, Port, Gid)> {
     let found = present().then(|| {
         let list = DeviceList::new().unwrap();
-        list.iter().filter(|device| device.is_adapter()).find_map(|device| {
+        list.iter().filter(|device| device.is_adapter().is_ok()).find_map(|device| {
             let device = device.open().unwrap();
             let port = device.port(1).ok().filter(|port| port.active)?;
             let gids = device.gids(1).unwrap();
@@ -44,8 +44,14 @@ fn pair(settings: UdSettings) -> Option<(UdPort, UdPort, Ah)> {
     let (device, _, gid) = device()?;
     let open = || UdPort::open(&device, settings).unwrap();
     let (a, b) = (open(), open());
-    let to = AhSettings { port: 1, gid: Some((gid.raw, gid.index)), lid: 0, service_level: 0 };
-    let ah = a.address(&to).unwrap();
+    let to = AhSettings {
+        port: 1,
+        gid: Some((gid.raw, gid.index)),
+        lid: 0,
+        marks: Marks::default(),
+        flow_label: 1,
+    };
+    let ah = a.addresses().make(&to).unwrap();
     Some((a, b, ah))
 }
 
@@ -241,7 +247,7 @@ fn bare_messages_and_calls() {
 
     let list = DeviceList::new().unwrap();
     let devices: Vec<_> =
-        list.iter().filter(|d| d.is_adapter()).map(|d| d.open().unwrap()).collect();
+        list.iter().filter(|d| d.is_adapter().is_ok()).map(|d| d.open().unwrap()).collect();
     let [here, there] = &devices[..] else { panic!("this is between two devices") };
     let gid = |device: &OpenDevice| {
         device.gids(1).unwrap().into_iter().find(|gid| gid.raw[0] != 0xfe).unwrap()
@@ -251,7 +257,9 @@ fn bare_messages_and_calls() {
     let (mut a, mut b) = (open(here), open(there));
     let ah = |port: &UdPort, to: &Gid, index| {
         let gid = Some((to.raw, index));
-        port.address(&AhSettings { port: 1, gid, lid: 0, service_level: 0 }).unwrap()
+        port.addresses()
+            .make(&AhSettings { port: 1, gid, lid: 0, marks: Marks::default(), flow_label: 1 })
+            .unwrap()
     };
     let (to_b, to_a) = (ah(&a, &far, own.index), ah(&b, &own, far.index));
     for _ in 0..3 {

@@ -7,7 +7,7 @@ use super::device::{OpenDevice, Pd};
 use super::lent::Lent;
 use super::memory::Slots;
 use super::mr::Registrar;
-use super::qp::{self, Ah, AhSettings, SendRequest, UdQp};
+use super::qp::{self, Addresses, Ah, SendRequest, UdQp};
 use crate::sys::errno::{Errno, Result};
 use crate::sys::packets::Pool;
 use std::io::IoSlice;
@@ -162,6 +162,12 @@ impl UdPort {
         let depths = (send_slots, receive_slots);
         let (queues, port) = ((&send_queue, &receive_queue), (port, pkey_index));
         let qp = UdQp::new(&pd, queues, depths, port, qkey, newer)?;
+        let mut settings = settings;
+        settings.send_slots = send_slots.min(qp.depths.0);
+        settings.receive_slots = receive_slots.min(qp.depths.1);
+        if settings.send_slots.min(settings.receive_slots) < RING_MIN.min(send_slots) {
+            return Err(Errno(libc::ENOMEM));
+        }
         let mut port = Self {
             qp,
             lent: None,
@@ -174,7 +180,7 @@ impl UdPort {
             settings,
             posted: 0,
             complete: 0,
-            returned: (0..receive_slots).collect(),
+            returned: (0..settings.receive_slots).collect(),
             arrivals: [Completion::default(); cq::BATCH],
             early: 0,
             armed: false,
@@ -231,10 +237,14 @@ impl UdPort {
         self.channel.fd()
     }
 
-    /// A handle of an address. May make a system call, and take time on some networks. Errors: those of
-    /// an unreachable address.
-    pub(crate) fn address(&self, to: &AhSettings) -> Result<Ah> {
-        Ah::new(&self.pd, to)
+    /// Sends posted, and complete, since the beginning.
+    pub(crate) fn progress(&self) -> (u64, u64) {
+        (self.posted, self.complete)
+    }
+
+    /// What makes handles for its sends.
+    pub(crate) fn addresses(&self) -> Addresses {
+        Addresses(self.pd.clone())
     }
 
     /// Sends `packets` to queue pair `qpn` at `ah`. Returns how many were accepted, in order; fewer: no room

@@ -49,6 +49,9 @@ pub(super) unsafe fn make(wish: &Wish, cap: &mut ibv_qp_cap) -> Result<*mut ibv_
     };
     let (number, made) = attempt(|nic| nic.make_pair(made, 0))?;
     cap.max_inline_data = made.inline;
+    (cap.max_send_wr, cap.max_recv_wr) = (made.sends, made.receives);
+    cap.max_send_sge = cap.max_send_sge.min(made.segments);
+    cap.max_recv_sge = cap.max_recv_sge.min(made.segments);
     // SAFETY: a C structure, and the caller's protection domain.
     let mut pair: ibv_qp_ex = unsafe { zeroed() };
     let base = &mut pair.qp_base;

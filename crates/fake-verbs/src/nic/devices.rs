@@ -2,8 +2,9 @@
 
 use super::Nic;
 use super::pair::Pair;
+use super::view::{PortView, view};
 use crate::counters::{Counter, count};
-use crate::personality::{Device, Link, Port};
+use crate::personality::Device;
 use crate::sys::Count;
 use crate::sysfs;
 use crate::wire::Route;
@@ -47,61 +48,6 @@ pub(super) struct Climate {
     flapped: bool,
     down_until: Option<Instant>,
     removed: bool,
-}
-
-/// A port, with its addresses on this host.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PortView {
-    pub(crate) port: &'static Port,
-    pub(crate) active: bool,
-    pub(crate) lid: u16,
-    /// Unspecific ones come first, as in the kernel.
-    pub(crate) gids: [[u8; 16]; 2],
-}
-
-impl PortView {
-    pub(crate) fn is_infiniband(&self) -> bool {
-        matches!(self.port.link, Link::InfiniBand { .. })
-    }
-
-    pub(crate) fn needs_grh(&self) -> bool {
-        matches!(self.port.link, Link::InfiniBand { needs_grh: true, .. })
-    }
-
-    /// The GIDs by index. InfiniBand has one; RoCE has two addresses, each as version 1 and 2.
-    pub(crate) fn gid(&self, index: usize) -> Option<[u8; 16]> {
-        let at = if self.is_infiniband() && index > 0 { 2 } else { index / 2 };
-        self.gids.get(at).copied()
-    }
-
-    /// How many there are.
-    pub(crate) fn gid_count(&self) -> usize {
-        if self.is_infiniband() { 1 } else { 4 }
-    }
-}
-
-/// The addresses of a port on host number `host`.
-fn view(port: &'static Port, active: bool, host: u8) -> PortView {
-    let mut local = [0; 16];
-    let (lid, ends) = match port.link {
-        Link::InfiniBand { lid: 0, .. } => (0, [1, 0, 0, 0]),
-        Link::InfiniBand { lid, .. } => {
-            (lid + u16::from(host), [1, port.fabric, lid as u8, lid as u8 + host])
-        }
-        Link::Ethernet { ip: [a, b, c, d] } => (0, [a, b, c, d + host]),
-    };
-    fill(&mut local, 0, &[0xfe, 0x80]);
-    fill(&mut local, 12, &ends);
-    let mut mapped = [0; 16];
-    fill(&mut mapped, 10, &[0xff, 0xff]);
-    fill(&mut mapped, 12, &ends);
-    PortView { port, active, lid, gids: [local, mapped] }
-}
-
-fn fill(gid: &mut [u8; 16], at: usize, from: &[u8]) {
-    for (to, byte) in gid.iter_mut().skip(at).zip(from) {
-        *to = *byte;
-    }
 }
 
 impl Nic {
@@ -225,20 +171,5 @@ mod tests {
     fn limited_members_do_not_talk_to_each_other() {
         assert!(share(0xffff, 0xffff) && share(0xffff, 0x7fff) && share(0x8012, 0x12));
         assert!(!share(0x7fff, 0x7fff) && !share(0x8012, 0x8013) && !share(0, 0x8000));
-    }
-
-    #[test]
-    fn hosts_have_addresses_of_their_own() {
-        for personality in crate::personality::ALL {
-            for port in personality.devices.iter().flat_map(|device| device.ports) {
-                let (one, two) = (view(port, true, 0), view(port, true, 1));
-                assert!(
-                    port.link == Link::InfiniBand { lid: 0, needs_grh: false }
-                        || one.gids != two.gids
-                );
-                assert_eq!(one.gid(one.gid_count()), None);
-                assert!(one.gid(one.gid_count() - 1).is_some());
-            }
-        }
     }
 }

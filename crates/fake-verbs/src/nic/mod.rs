@@ -9,12 +9,14 @@ mod regions;
 mod requester;
 mod responder;
 mod ud;
+pub(crate) mod view;
 
-pub(crate) use devices::{EventKind, PortView};
+pub(crate) use devices::EventKind;
 pub(crate) use objects::Handle;
 pub(crate) use pair::{Attributes, Kind, Made, Operation, Send};
 pub(crate) use queue::{Entry, Receive};
 pub(crate) use regions::Segment;
+pub(crate) use view::PortView;
 
 use crate::counters::{self, Counter, count};
 use crate::personality::{self, Personality};

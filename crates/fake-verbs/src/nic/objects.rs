@@ -176,7 +176,7 @@ impl Nic {
             return Err(libc::EINVAL);
         }
         // As mlx5 and mlx4 do: a power of two, less one.
-        let depth = (depth + 1).next_power_of_two() - 1;
+        let depth = ((depth + 1).next_power_of_two() - 1).min(driver.grants.0);
         let id = self.new_id();
         self.tables.shared.insert(id, (domain, Receives::new(depth)));
         Ok((id, depth))

@@ -32,7 +32,11 @@ impl Nic {
             count(Counter::Refusals);
             return Err(libc::EINVAL);
         };
+        let (requests, segments) = driver.grants;
         made.inline = inline;
+        made.sends = made.sends.min(requests);
+        made.receives = made.receives.min(requests);
+        made.segments = made.segments.min(segments);
         let number = self.new_number().ok_or(libc::ENOMEM)?;
         let pair = Pair {
             object,

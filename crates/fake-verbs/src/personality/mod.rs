@@ -3,6 +3,7 @@
 
 mod bnxt_re;
 mod efa;
+mod frugal;
 mod hfi1;
 mod hns;
 mod irdma;
@@ -77,6 +78,8 @@ pub struct Driver {
     pub inline: Inline,
     /// Shared receives.
     pub srq: Srq,
+    /// Most requests of a queue, and segments of a request, that are given, whatever is asked for.
+    pub grants: (u32, u32),
     /// Most requests of a queue, entries of a completion queue, segments of a request.
     pub max_wr: u32,
     /// See above.
@@ -173,6 +176,7 @@ const FULL: Driver = Driver {
     extended: false,
     inline: Inline::Max(1024),
     srq: Srq::FullIs(libc::ENOMEM),
+    grants: (u32::MAX, u32::MAX),
     max_wr: 32768,
     max_cqe: 4_194_303,
     max_sge: 30,
@@ -203,6 +207,7 @@ pub const ALL: &[Personality] = &[
     bnxt_re::PERSONALITY,
     hns::PERSONALITY,
     hfi1::PERSONALITY,
+    frugal::PERSONALITY,
     mlx4::PERSONALITY,
     qedr::PERSONALITY,
     mana::PERSONALITY,

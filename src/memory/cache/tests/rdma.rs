@@ -50,7 +50,7 @@ impl End {
     /// `None`: this host has no working device.
     fn new() -> Option<Self> {
         let list = verbs::present().then(|| verbs::DeviceList::new().ok()).flatten()?;
-        list.iter().filter(|device| device.is_adapter()).find_map(|device| {
+        list.iter().filter(|device| device.is_adapter().is_ok()).find_map(|device| {
             let device = device.open().ok()?;
             let at = device.port(1).ok().filter(|port| port.active)?;
             let gid = device.gids(1).ok()?.into_iter().find(|gid| gid.raw[0] != 0xfe)?;
@@ -60,7 +60,8 @@ impl End {
                 gid: gid.index,
                 routed: at.link == verbs::LinkLayer::Ethernet,
                 mtu: at.mtu,
-                service_level: at.service_level,
+                marks: verbs::Marks::default(),
+                timeout: 16,
                 connections: 2,
                 receives: 16,
                 sends: 4,

@@ -391,6 +391,14 @@ impl Reliable {
         n
     }
 
+    /// The peer at `to` is reached, but not as it must be: it departs with `errno`.
+    #[cold]
+    pub(crate) fn give_up(&mut self, to: &Address, errno: Errno, sink: &mut impl Sink) {
+        if let Some(place) = sink.find(to).and_then(|peer| self.table.place_of(peer)) {
+            self.remove(place, End::failed(errno.0), sink);
+        }
+    }
+
     /// Ends a connection, and reports that if the layer above knows of it.
     fn remove(&mut self, place: u32, end: End, sink: &mut impl Sink) {
         let Some(c) = self.table.remove(place) else { return };

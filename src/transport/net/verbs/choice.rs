@@ -55,22 +55,27 @@ pub(super) struct Wish<'a> {
     pub(super) nics: &'a [NicName],
     /// FI_UDRV_PKEY, without the membership; `None`: any.
     pub(super) pkey: Option<u16>,
-    /// The endpoint's address.
+    /// The endpoint's address, and those of all interfaces of this network namespace.
     pub(super) ip: IpAddr,
+    pub(super) own: &'a [IpAddr],
     /// Tells the endpoint's turn, where several ports are equally good.
     pub(super) spread: Spread,
 }
 
-/// The ports that fit, best first, and why the others do not.
+/// The ports that fit, best first, and why the others do not. A RoCE port is there once for each address that may work,
+/// behind all others with an earlier one.
 pub(super) fn choose(candidates: &[Candidate], wish: &Wish<'_>) -> (Vec<Choice>, Vec<String>) {
     let mut fit = Vec::new();
     let mut refused = Vec::new();
     for candidate in candidates {
         let named = wish.nics.iter().any(|nic| names(nic, candidate));
         match judge(candidate, wish, named) {
-            Ok((rank, choice)) => {
+            Ok(choices) => {
                 let near = candidate.distance.unwrap_or(u32::MAX);
-                fit.push(((slowness(candidate.port.speed_bps), near, rank), choice));
+                let slow = slowness(candidate.port.speed_bps);
+                for (nth, (rank, choice)) in choices.into_iter().enumerate() {
+                    fit.push(((slow, near, nth, rank), choice));
+                }
             }
             Err(why) => {
                 let Candidate { device, port, .. } = candidate;
@@ -104,12 +109,13 @@ fn slowness(speed_bps: u64) -> u64 {
     u64::MAX - speed_bps
 }
 
-/// How near a port is to the endpoint's address (0 is best), and how it would be used; or why it cannot be used.
+/// How a port would be used, and how near that is to the endpoint's address (0 is best), the best way first; or why it
+/// cannot be used.
 fn judge(
     candidate: &Candidate,
     wish: &Wish<'_>,
     named: bool,
-) -> Result<(u32, Choice), &'static str> {
+) -> Result<Vec<(u32, Choice)>, &'static str> {
     let Candidate { device, port, gids, partitions, distance } = candidate;
     if !named && !wish.nics.is_empty() {
         return Err("is not in FI_UDRV_NIC");
@@ -124,25 +130,35 @@ fn judge(
         return Err("carries less than 1024 bytes");
     }
     let mut partition = Partition { index: 0, key: FULL_MEMBER | DEFAULT };
-    let (rank, gid, what) = match port.link {
+    let ways = match port.link {
         LinkLayer::InfiniBand => {
             let gid = gids.iter().find(|gid| gid.kind == GidKind::InfiniBand);
             if port.lid == 0 {
                 return Err("has no LID");
             }
             partition = partition_of(partitions, wish.pkey)?;
-            (1, *gid.ok_or("has no GID")?, "InfiniBand")
+            let what = if passes_default(partitions, partition, wish.pkey) {
+                "InfiniBand, passing over the default partition, where it is a limited member (FI_UDRV_PKEY)"
+            } else {
+                "InfiniBand"
+            };
+            vec![(1, *gid.ok_or("has no GID")?, what)]
         }
         LinkLayer::Ethernet => {
-            let (same, gid) = roce_gid(gids, wish.ip)?;
-            let what = if same { "it has the endpoint's address" } else { "it is routable" };
-            (if same { 0 } else { 2 }, gid, what)
+            let way = |(same, gid)| match same {
+                true => (0, gid, "it has the endpoint's address"),
+                false => (2, gid, "it is routable"),
+            };
+            roce_gids(gids, wish)?.into_iter().map(way).collect()
         }
     };
     let by = if named { "FI_UDRV_NIC names it, " } else { "" };
-    let near = distance.map(|distance| format!(", NUMA distance {distance}"));
-    let reason = format!("{by}{what}{}", near.unwrap_or_default());
-    Ok((rank, Choice { device: device.clone(), port: *port, gid, partition, reason }))
+    let near = distance.map(|distance| format!(", NUMA distance {distance}")).unwrap_or_default();
+    let choice = |(rank, gid, what): (u32, Gid, &str)| {
+        let reason = format!("{by}{what}{near}");
+        (rank, Choice { device: device.clone(), port: *port, gid, partition, reason })
+    };
+    Ok(ways.into_iter().map(choice).collect())
 }
 
 /// The bit of a P_Key that marks a full member, and the default partition.
@@ -161,29 +177,44 @@ fn partition_of(all: &[Partition], wanted: Option<u16>) -> Result<Partition, &'s
     })
 }
 
-/// The address of a RoCE port to use, and whether it is the endpoint's. Link-local ones usually do not work: address
-/// handles cannot be made, or do not reach peers behind a router.
-fn roce_gid(gids: &[Gid], ip: IpAddr) -> Result<(bool, Gid), &'static str> {
-    let own = match ip {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-        IpAddr::V6(v6) => v6,
+/// Whether a port is used in another partition than the default one only because it is a limited member of that: peers
+/// that are full members of it would have been reached there.
+fn passes_default(all: &[Partition], chosen: Partition, wanted: Option<u16>) -> bool {
+    let full = DEFAULT | FULL_MEMBER;
+    let limited = |all: &[Partition]| {
+        all.iter().any(|one| one.key == DEFAULT) && !all.iter().any(|one| one.key == full)
     };
-    let v2 = || gids.iter().filter(|gid| gid.kind == GidKind::RoceV2);
-    if let Some(gid) = v2().find(|gid| Ipv6Addr::from(gid.raw) == own) {
-        return Ok((true, *gid));
-    }
-    let routable = |gid: &&Gid| {
+    wanted.is_none() && chosen.key & !FULL_MEMBER != DEFAULT && limited(all)
+}
+
+/// The addresses of a RoCE port to use, the best first, and whether each is the endpoint's. Link-local ones usually do
+/// not work: address handles cannot be made, or do not reach peers behind a router. Nor do those of interfaces in other
+/// network namespaces, which the kernel may show as well.
+fn roce_gids(gids: &[Gid], wish: &Wish<'_>) -> Result<Vec<(bool, Gid)>, &'static str> {
+    let ip_of = |gid: &Gid| {
         let ip = Ipv6Addr::from(gid.raw);
-        let v4_local = ip.to_ipv4_mapped().is_some_and(|v4| v4.is_link_local() || v4.is_loopback());
-        !ip.is_unicast_link_local() && !ip.is_multicast() && !ip.is_loopback() && !v4_local
+        ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)
     };
+    let routable = |gid: &&Gid| match ip_of(gid) {
+        IpAddr::V4(ip) => !ip.is_link_local() && !ip.is_loopback(),
+        IpAddr::V6(ip) => !ip.is_unicast_link_local() && !ip.is_multicast() && !ip.is_loopback(),
+    };
+    let is_own = |gid: &Gid| wish.own.contains(&ip_of(gid));
+    let here = |gid: &&Gid| gid.interface == 0 || is_own(gid);
     // IPv4 is preferred, unless the endpoint's address is IPv6.
-    let family = |gid: &&Gid| Ipv6Addr::from(gid.raw).to_ipv4_mapped().is_some() != ip.is_ipv4();
-    let found = v2().filter(routable).min_by_key(family);
-    match found {
-        Some(gid) => Ok((false, *gid)),
-        None if v2().next().is_some() => Err("has link-local addresses only"),
-        None => Err("has no RoCE v2 address"),
+    let family = |gid: &Gid| ip_of(gid).is_ipv4() != wish.ip.is_ipv4();
+    let v2 = || gids.iter().filter(|gid| gid.kind == GidKind::RoceV2);
+    let same = |gid: &Gid| ip_of(gid) == wish.ip;
+    let usable = v2().filter(|gid| same(gid) || routable(gid));
+    let mut found: Vec<_> = usable.clone().filter(here).map(|gid| (same(gid), *gid)).collect();
+    found.sort_by_key(|(same, gid)| (!same, !is_own(gid), family(gid)));
+    match () {
+        () if !found.is_empty() => Ok(found),
+        () if usable.clone().next().is_some() => {
+            Err("has addresses of other network namespaces only")
+        }
+        () if v2().next().is_some() => Err("has link-local addresses only"),
+        () => Err("has no RoCE v2 address"),
     }
 }
 
@@ -199,7 +230,6 @@ mod tests {
             mtu: 4096,
             speed_bps: 100_000_000_000,
             lid: if link == LinkLayer::InfiniBand { 5 } else { 0 },
-            service_level: 0,
             routed: false,
             partitions: 1,
         }
@@ -212,7 +242,7 @@ mod tests {
             IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
             IpAddr::V6(v6) => v6.octets(),
         };
-        Gid { index, raw, kind }
+        Gid { index, raw, kind, interface: 0 }
     }
 
     fn roce(device: &str, ip: &str, distance: Option<u32>) -> Candidate {
@@ -240,7 +270,13 @@ mod tests {
 
     fn order(candidates: &[Candidate], nics: &str, ip: &str, rank: u32) -> Vec<String> {
         let nics = if nics.is_empty() { Vec::new() } else { NicName::list(nics).unwrap() };
-        let wish = Wish { nics: &nics, pkey: None, ip: ip.parse().unwrap(), spread: spread(rank) };
+        let wish = Wish {
+            nics: &nics,
+            pkey: None,
+            ip: ip.parse().unwrap(),
+            own: &[],
+            spread: spread(rank),
+        };
         choose(candidates, &wish).0.into_iter().map(|choice| choice.device).collect()
     }
 
@@ -266,6 +302,10 @@ mod tests {
             assert_eq!(partition_of(&all, wanted).unwrap().index, index, "{wanted:x?}");
         }
         assert_eq!(partition_of(&all[..1], None), Ok(all[0]), "better than none");
+        assert!(!passes_default(&all, all[1], None), "it is a full member as well");
+        assert!(!passes_default(&all[..1], all[0], None), "it is used");
+        assert!(passes_default(&all[..3], all[1], None));
+        assert!(!passes_default(&all[..3], all[1], Some(0x12)), "as the user wants");
         assert!(partition_of(&all, Some(0x14)).is_err() && partition_of(&[], None).is_err());
     }
 
@@ -278,8 +318,13 @@ mod tests {
         ];
         assert_eq!(order(&all, "", "10.0.0.1", 0), ["own", "ib", "far"]);
         assert_eq!(order(&all, "", "10.9.0.1", 0), ["ib", "far", "own"]);
-        let wish =
-            Wish { nics: &[], pkey: None, ip: "10.0.0.1".parse().unwrap(), spread: spread(0) };
+        let wish = Wish {
+            nics: &[],
+            pkey: None,
+            ip: "10.0.0.1".parse().unwrap(),
+            own: &[],
+            spread: spread(0),
+        };
         let best = choose(&all, &wish).0.remove(0);
         assert_eq!(best.gid.index, 3, "the routable RoCE v2 one");
         assert_eq!(best.reason, "it has the endpoint's address, NUMA distance 30");
@@ -297,8 +342,13 @@ mod tests {
         assert_eq!(order(&all, "", "10.0.0.1", 0), ["b", "d", "a", "c"]);
         assert_eq!(order(&all, "", "10.0.0.1", 1), ["d", "b", "a", "c"]);
         assert_eq!(order(&all, "", "10.0.0.1", 3), ["b", "d", "a", "c"]);
-        let wish =
-            Wish { nics: &[], pkey: None, ip: "10.0.0.1".parse().unwrap(), spread: spread(1) };
+        let wish = Wish {
+            nics: &[],
+            pkey: None,
+            ip: "10.0.0.1".parse().unwrap(),
+            own: &[],
+            spread: spread(1),
+        };
         let reason = &choose(&all, &wish).0[0].reason;
         assert_eq!(
             reason,
@@ -319,8 +369,13 @@ mod tests {
         all[0].port.number = 2;
         assert_eq!(order(&all, "a:2", "10.0.0.1", 0), ["a"]);
         let nics = NicName::list("a:1,b").unwrap();
-        let wish =
-            Wish { nics: &nics, pkey: None, ip: "10.0.0.1".parse().unwrap(), spread: spread(0) };
+        let wish = Wish {
+            nics: &nics,
+            pkey: None,
+            ip: "10.0.0.1".parse().unwrap(),
+            own: &[],
+            spread: spread(0),
+        };
         let refused = choose(&all, &wish).1;
         assert_eq!(
             refused,
@@ -340,8 +395,13 @@ mod tests {
         let mut old = roce("old", "10.0.0.1", None);
         old.gids.retain(|gid| gid.kind == GidKind::RoceV1);
         all.extend([local, old]);
-        let wish =
-            Wish { nics: &[], pkey: None, ip: "10.0.0.1".parse().unwrap(), spread: spread(0) };
+        let wish = Wish {
+            nics: &[],
+            pkey: None,
+            ip: "10.0.0.1".parse().unwrap(),
+            own: &[],
+            spread: spread(0),
+        };
         let (fit, refused) = choose(&all, &wish);
         assert_eq!(fit.len(), 1);
         assert_eq!(
@@ -358,11 +418,35 @@ mod tests {
     }
 
     #[test]
+    fn addresses_of_this_namespace_alone_are_tried_in_turn() {
+        let mut pods = roce("pods", "10.7.0.1", None);
+        for (index, ip, interface) in
+            [(3, "10.7.0.1", 31), (4, "10.8.0.1", 32), (5, "10.9.0.1", 33), (6, "10.10.0.1", 34)]
+        {
+            pods.gids.push(Gid { interface, ..gid(index, ip, GidKind::RoceV2) });
+        }
+        pods.gids.remove(3);
+        let own = ["10.9.0.1".parse().unwrap(), "10.8.0.1".parse().unwrap()];
+        let of = |own: &[IpAddr], ip: &str| {
+            let wish =
+                Wish { nics: &[], pkey: None, ip: ip.parse().unwrap(), own, spread: spread(0) };
+            let (fit, refused) = choose(&[pods.clone()], &wish);
+            (fit.iter().map(|choice| choice.gid.index).collect::<Vec<_>>(), refused)
+        };
+        assert_eq!(of(&own, "10.9.0.1"), (vec![5, 4], vec![]));
+        assert_eq!(of(&own, "10.1.0.1"), (vec![4, 5], vec![]));
+        let none = ["pods:1 has addresses of other network namespaces only".to_owned()];
+        assert_eq!(of(&[], "10.1.0.1"), (vec![], none.to_vec()));
+    }
+
+    #[test]
     fn the_family_of_the_endpoint_comes_first() {
         let mut both = roce("both", "10.7.0.1", None);
         both.gids.push(gid(4, "fd00::7", GidKind::RoceV2));
         for (ip, index) in [("10.0.0.1", 3), ("fd00::1", 4), ("fd00::7", 4), ("10.7.0.1", 3)] {
-            assert_eq!(roce_gid(&both.gids, ip.parse().unwrap()).unwrap().1.index, index, "{ip}");
+            let ip = ip.parse().unwrap();
+            let wish = Wish { nics: &[], pkey: None, ip, own: &[], spread: spread(0) };
+            assert_eq!(roce_gids(&both.gids, &wish).unwrap()[0].1.index, index, "{ip}");
         }
     }
 }

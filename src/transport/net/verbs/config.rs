@@ -11,7 +11,7 @@ pub(crate) enum RdmaPolicy {
     /// They are used if one works.
     Auto,
     Off,
-    /// An endpoint is opened only if a device works.
+    /// An endpoint is opened only if a device works, and a peer's device must answer.
     Require,
 }
 
@@ -64,6 +64,12 @@ pub(crate) struct RdmaSettings {
     pub(crate) nics: Vec<NicName>,
     /// FI_UDRV_PKEY, without the membership; `None`: any
     pub(crate) pkey: Option<u16>,
+    /// FI_UDRV_SL
+    pub(crate) service_level: u8,
+    /// FI_UDRV_TRAFFIC_CLASS; `None`: the port's, or the usual one
+    pub(crate) traffic_class: Option<u8>,
+    /// FI_UDRV_QP_TIMEOUT
+    pub(crate) qp_timeout: u8,
     /// FI_UDRV_RC_CONNECTIONS
     pub(crate) rc_connections: usize,
     /// FI_UDRV_RDMA_READ
@@ -78,6 +84,9 @@ impl Default for RdmaSettings {
             policy: RdmaPolicy::Auto,
             nics: Vec::new(),
             pkey: None,
+            service_level: 0,
+            traffic_class: None,
+            qp_timeout: 16,
             rc_connections: 128,
             read: ReadPolicy::Auto,
             rv: RvPolicy::default(),
@@ -101,7 +110,7 @@ impl Group for RdmaSettings {
         Variable {
             name: "RDMA",
             kind: Kind::Text,
-            help: "InfiniBand and RoCE devices for peers of other nodes: auto (where one works), off, or require (without one there is no endpoint) (default: auto)",
+            help: "InfiniBand and RoCE devices for peers of other nodes: auto (where one works), off, or require (without one there is no endpoint, and a peer whose device does not answer is given up) (default: auto)",
         },
         Variable {
             name: "NIC",
@@ -112,6 +121,21 @@ impl Group for RdmaSettings {
             name: "PKEY",
             kind: Kind::Text,
             help: "InfiniBand partition (P_Key) to use, such as 0x8012; the highest bit does not matter (default: the first that the port is a full member of)",
+        },
+        Variable {
+            name: "SL",
+            kind: Kind::Count,
+            help: "InfiniBand service level, with RoCE the VLAN priority, of packets of RDMA devices, 0 to 15 (default: 0)",
+        },
+        Variable {
+            name: "TRAFFIC_CLASS",
+            kind: Kind::Count,
+            help: "RoCE traffic class, the TOS byte of packets, 0 to 255; its lowest two bits do not matter (default: the port's global one, else 106)",
+        },
+        Variable {
+            name: "QP_TIMEOUT",
+            kind: Kind::Count,
+            help: "Retransmission timeout of connected queue pairs, 4.096 us times 2 to the power of this, 8 to 22; the device tries eight times (default: 16, which is 268 ms)",
         },
         Variable {
             name: "RC_CONNECTIONS",
@@ -140,6 +164,10 @@ impl Group for RdmaSettings {
         set(&mut self.nics, from.parsed("NIC", wanted, list));
         let partition = |text: &str| partition(text).map(Some);
         set(&mut self.pkey, from.parsed("PKEY", "a P_Key such as 0x8012", partition));
+        let small = |name, range| from.count(name, range).map(|n| n as u8);
+        set(&mut self.service_level, small("SL", 0..=15));
+        set(&mut self.traffic_class, small("TRAFFIC_CLASS", 0..=255).map(Some));
+        set(&mut self.qp_timeout, small("QP_TIMEOUT", 8..=22));
         set(&mut self.rc_connections, from.count("RC_CONNECTIONS", 0..=65536));
         let policies = [
             ("auto", ReadPolicy::Auto),

@@ -16,7 +16,8 @@ struct Slot<K, V> {
     key: K,
     generation: u32,
     used: u64,
-    value: V,
+    /// `None`: it was forgotten.
+    value: Option<V>,
 }
 
 /// A cache of the most recently used values by key, of bounded size.
@@ -34,7 +35,7 @@ impl<K: Copy + Eq + Hash, V> Handles<K, V> {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.slots.len()
+        self.by_key.len()
     }
 
     /// The value of `id`, unless it was evicted.
@@ -46,7 +47,7 @@ impl<K: Copy + Eq + Hash, V> Handles<K, V> {
             return None;
         }
         slot.used = self.clock;
-        Some(&slot.value)
+        slot.value.as_ref()
     }
 
     /// The id of `key`, which is made if it does not exist; that may evict the least recently used one.
@@ -59,17 +60,19 @@ impl<K: Copy + Eq + Hash, V> Handles<K, V> {
             let generation = self.slots.get(*at as usize).map_or(0, |slot| slot.generation);
             return Ok(HandleId { at: *at, generation });
         }
-        let value = make()?;
+        let value = Some(make()?);
         self.clock += 1;
         let used = self.clock;
-        let at = if self.slots.len() < self.limit {
+        let at = if self.by_key.len() == self.slots.len() && self.slots.len() < self.limit {
             self.slots.push(Slot { key, generation: 0, used, value });
             self.slots.len() - 1
         } else {
             let oldest = self.slots.iter().enumerate().min_by_key(|(_, slot)| slot.used);
             let at = oldest.map_or(0, |(at, _)| at);
             if let Some(slot) = self.slots.get_mut(at) {
-                self.by_key.remove(&slot.key);
+                if slot.value.is_some() {
+                    self.by_key.remove(&slot.key);
+                }
                 let generation = slot.generation.wrapping_add(1);
                 *slot = Slot { key, generation, used, value };
             }
@@ -78,6 +81,21 @@ impl<K: Copy + Eq + Hash, V> Handles<K, V> {
         self.by_key.insert(key, at as u32);
         let generation = self.slots.get(at).map_or(0, |slot| slot.generation);
         Ok(HandleId { at: at as u32, generation })
+    }
+
+    /// The id of `key`, if it exists.
+    pub(super) fn id(&self, key: &K) -> Option<HandleId> {
+        let at = *self.by_key.get(key)?;
+        Some(HandleId { at, generation: self.slots.get(at as usize)?.generation })
+    }
+
+    /// Takes the value of `key` out; its place is the next one to be used.
+    pub(super) fn forget(&mut self, key: &K) -> Option<V> {
+        let at = self.by_key.remove(key)?;
+        let slot = self.slots.get_mut(at as usize)?;
+        slot.used = 0;
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.value.take()
     }
 }
 
@@ -93,7 +111,7 @@ mod tests {
     fn the_least_used_one_gives_way() {
         let mut handles = Handles::new(2);
         let (one, two) = (find(&mut handles, 1), find(&mut handles, 2));
-        assert_eq!(find(&mut handles, 1), one);
+        assert_eq!((find(&mut handles, 1), handles.id(&2)), (one, Some(two)));
         assert_eq!(handles.get(one).unwrap(), "1");
         let three = find(&mut handles, 3);
         assert_eq!(handles.get(two), None, "it has gone");
@@ -103,6 +121,20 @@ mod tests {
         assert_eq!(handles.get(three), None);
         assert_eq!(handles.get(again).unwrap(), "2");
         assert_eq!(handles.find(9, || Err::<String, _>("refused")), Err("refused"));
+        assert_eq!(handles.len(), 2);
+    }
+
+    #[test]
+    fn what_is_forgotten_is_made_anew_in_its_place() {
+        let mut handles = Handles::new(3);
+        let (one, two) = (find(&mut handles, 1), find(&mut handles, 2));
+        assert_eq!((handles.forget(&1), handles.forget(&1)), (Some("1".to_owned()), None));
+        assert_eq!((handles.id(&1), handles.len()), (None, 1));
+        assert_eq!(handles.get(one), None);
+        let again = find(&mut handles, 1);
+        assert_eq!(handles.get(one), None, "the earlier one");
+        assert_eq!((handles.get(again).unwrap().as_str(), again.at), ("1", one.at));
+        assert_eq!(handles.get(two).unwrap(), "2");
         assert_eq!(handles.len(), 2);
     }
 }

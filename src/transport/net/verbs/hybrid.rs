@@ -1,12 +1,14 @@
 //! Both links of an endpoint: UDP, which reaches every peer, and a UD queue pair for the peers whose path over it is
 //! validated (PROTOCOL.md §7.13). The state machine above sees one link.
 
+use super::config::RdmaPolicy;
 use super::handles::HandleId;
 use super::introduction::{
     Call, CallKind, INTRODUCED_LEN, Place, is_greeting, read_news, read_trailer, with_trailer,
 };
 use super::link::UdLink;
 use super::recovery::Recovery;
+use super::silence::Silence;
 use super::spread::Spread;
 use super::ways::{Opened, Ways};
 use super::{Made, RdmaSettings, Spot};
@@ -34,6 +36,11 @@ const CLOSE: u8 = 3;
 const SOCKET_HOT_NS: u64 = 500_000;
 const SOCKET_LOOK_NS: u64 = 1_000_000;
 
+/// How long a peer with a device may leave path challenges unanswered while UDP hears it: until the log says so, and
+/// until it is given up under FI_UDRV_RDMA=require, nanoseconds.
+const SILENT_NS: u64 = 1_000_000_000;
+const SILENT_REQUIRED_NS: u64 = 4_000_000_000;
+
 /// Counts of the device's part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct RdmaCounts {
@@ -44,6 +51,8 @@ pub(crate) struct RdmaCounts {
     /// Paths that were validated, and that became suspect afterwards.
     pub(crate) proven: u64,
     pub(crate) doubted: u64,
+    /// Peers that did not answer through their device while UDP heard them.
+    pub(crate) silent: u64,
     /// Address handles that exist.
     pub(crate) handles: usize,
     /// Queue pairs that replaced a broken one, and address updates sent because of that.
@@ -121,6 +130,9 @@ pub(crate) struct Rdma {
     /// The queue-pair address; after the queue pair broke, the last one with number 0.
     pub(super) place: Place,
     pub(super) ways: Ways<HandleId>,
+    pub(super) silence: Silence,
+    /// Peers to give up, because a device is required and theirs does not answer.
+    pub(super) unreached: Vec<Address>,
     /// The sender of the last datagram.
     pub(super) source: (u32, Address),
     /// Path challenges that arrived and are not answered yet.
@@ -245,6 +257,12 @@ impl HybridLink {
         rdma.receive(sink)
     }
 
+    /// A peer that has to be given up, because a device is required and its own does not answer.
+    #[inline]
+    pub(crate) fn take_unreached(&mut self) -> Option<Address> {
+        self.rdma.as_mut()?.unreached.pop()
+    }
+
     /// When `tend` has something to do even if nothing arrives, nanoseconds.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
         self.rdma.as_ref()?.wake_at(0)
@@ -319,6 +337,10 @@ impl Link for HybridLink {
 
     fn doubt(&mut self, to: &Address) {
         let Some(rdma) = &mut self.rdma else { return };
+        rdma.silence.expect(to, rdma.pace.now);
+        if let (Some(link), Some(place)) = (&mut rdma.link, rdma.ways.place(to)) {
+            link.renew(&place);
+        }
         if rdma.ways.doubt(to, process::random_u64()) && rdma.ways.doubted.is_power_of_two() {
             log::limited!(
                 "{to} does not answer through the RDMA device: data goes over UDP, which is slower, until it does ({} such so far). Check the link of both devices (ibv_devinfo) and the network between them",
@@ -356,11 +378,12 @@ struct Introduced<'a, S> {
 impl<S: LinkSink> LinkSink for Introduced<'_, S> {
     #[inline]
     fn on_datagram(&mut self, from: &Address, bytes: &[u8], condition: Condition) {
+        self.rdma.silence.on_heard(from, self.rdma.pace.now);
         if let Some((address, place)) = read_trailer(&self.rdma.own.key, bytes) {
             self.sink.on_datagram(from, bytes, condition);
             // Nothing is kept of addresses that may be made up.
             if self.sink.knows(&address) {
-                self.rdma.ways.learn(&address, place, process::random_u64());
+                self.rdma.learn(&address, place);
             }
             return;
         }
@@ -401,11 +424,15 @@ impl Rdma {
             watch: Epoll::new()?,
         };
         let recovery = Recovery::new(clock::now_ns());
+        let required = settings.policy == RdmaPolicy::Require;
+        let silence = Silence::new(if required { SILENT_REQUIRED_NS } else { SILENT_NS });
         let mut rdma = Self {
             place: *made.link.place(),
             link: Some(made.link),
             pool: None,
             ways: Ways::default(),
+            silence,
+            unreached: Vec::new(),
             source: (u32::MAX, nobody),
             called: Vec::new(),
             own: Own { settings, spread, key, me },
@@ -434,6 +461,15 @@ impl Rdma {
         with_trailer(&self.own.key, hello, self.link.as_ref()?.place())
     }
 
+    /// The peer at `address` says that its queue pair is at `place`.
+    #[cold]
+    pub(super) fn learn(&mut self, address: &Address, place: Place) {
+        self.ways.learn(address, place, process::random_u64());
+        if self.ways.open(address).is_none() {
+            self.silence.expect(address, self.pace.now);
+        }
+    }
+
     /// Whether a packet of `len` bytes goes to `to` through the device.
     #[inline]
     fn carries(&mut self, to: &Address, len: usize) -> bool {
@@ -459,6 +495,7 @@ impl Rdma {
         }
         match link.send(way.place, way.handle, packets) {
             Ok(taken) => Some(taken),
+            Err(Errno(libc::EAGAIN)) => None, // its handle is being made
             Err(errno) => {
                 log::limited!(
                     cause: errno.0,
@@ -507,6 +544,9 @@ impl Rdma {
             }
             if call.kind == CallKind::Pong {
                 let opened = self.ways.answered(&call.address, &call.place, call.nonce);
+                if opened.is_some() {
+                    self.silence.forget(&call.address);
+                }
                 self.source.0 = u32::MAX;
                 if opened == Some(Opened::First) {
                     log::info(format_args!(
@@ -516,7 +556,7 @@ impl Rdma {
                 }
                 continue;
             }
-            self.ways.learn(&call.address, call.place, process::random_u64());
+            self.learn(&call.address, call.place);
             let (address, place) = (self.own.me, self.place);
             let answer = Call { kind: CallKind::Pong, nonce: call.nonce, address, place };
             self.counts.answers += 1;
@@ -526,7 +566,10 @@ impl Rdma {
 
     /// Sends the path challenges that are due.
     #[inline]
-    fn call(&mut self) {
+    pub(super) fn call(&mut self) {
+        if let Some(link) = &mut self.link {
+            link.take_handles();
+        }
         while let Some(ask) = self.ways.next_ask() {
             if self.link.is_none() {
                 continue;
@@ -542,7 +585,7 @@ impl Rdma {
     fn try_send(&mut self, to: &Place, call: &Call) {
         let bytes = call.encode(&self.own.key);
         let Some(link) = &mut self.link else { return };
-        if let Err(errno) = link.send(to, &mut None, &[IoSlice::new(&bytes)]) {
+        if let Err(errno) = link.send_call(to, &bytes) {
             if self.counts.calls.is_power_of_two() {
                 log::info(format_args!("no way through the device to {to:?}: {errno}"));
             }

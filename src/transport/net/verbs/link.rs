@@ -1,18 +1,25 @@
 //! The UD queue pair of one endpoint, and its address handles.
 
+use super::aside::Aside;
 use super::handles::{HandleId, Handles};
 use super::introduction::Place;
 use crate::sys::packets::Pool;
-use crate::sys::verbs::{Ah, AhSettings, Arrival, Gid, OpenDevice, Partition, UdCounts, UdPort};
+use crate::sys::verbs::{
+    Ah, AhSettings, Arrival, Gid, Marks, OpenDevice, Partition, UdCounts, UdPort, flow_label,
+};
 use crate::sys::{Errno, clock};
 use crate::transport::net::network::Network;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 /// Most address handles of an endpoint: one for each remote port.
 const HANDLES_MAX: usize = 4096;
+/// Most challenges and responses that wait for one handle.
+const WAITING_MAX: usize = 256;
+/// Most handles that wait for the end of sends.
+const RETIRED_MAX: usize = 64;
 /// How long a port counts as unreachable, nanoseconds.
 const UNREACHABLE_NS: u64 = 30_000_000_000;
 
@@ -23,18 +30,33 @@ struct HandleKey {
     gid: [u8; 16],
 }
 
+/// A challenge or response that waits for a handle, and the number of its queue pair.
+type Waiting = (u32, Box<[u8]>);
+
+impl HandleKey {
+    fn of(there: &Place) -> Self {
+        Self { lid: there.lid, gid: there.gid }
+    }
+}
+
 /// The UD queue pair of one endpoint.
 #[derive(Debug)]
 pub(super) struct UdLink {
     // The queue pair is dropped first.
     port: UdPort,
     handles: Handles<HandleKey, Ah>,
+    /// Handles that were replaced, with the number of the last send that may use each.
+    retired: VecDeque<(u64, Ah)>,
+    /// Makes handles that may take long; `None`: none was needed, or there are no threads.
+    aside: Option<Aside<AhSettings, Result<Ah, Errno>>>,
+    /// What waits for a handle that is being made. A key without any is there as well.
+    waiting: HashMap<HandleKey, Vec<Waiting>>,
     /// Ports for which no handle could be made, and until when they are not tried again, nanoseconds: each attempt that
     /// has to ask the network takes a second.
     unreachable: HashMap<HandleKey, u64>,
     place: Place,
     gid_index: u8,
-    service_level: u8,
+    marks: Marks,
     /// The device is emulated by kernel threads.
     threads: bool,
 }
@@ -44,13 +66,24 @@ impl UdLink {
     pub(super) fn new(
         port: UdPort,
         place: Place,
-        gid_index: u8,
-        service_level: u8,
+        (gid_index, marks): (u8, Marks),
         threads: bool,
     ) -> Self {
         let handles = Handles::new(HANDLES_MAX);
-        let unreachable = HashMap::new();
-        Self { port, handles, unreachable, place, gid_index, service_level, threads }
+        let (unreachable, waiting, aside) = (HashMap::new(), HashMap::new(), None);
+        let retired = VecDeque::new();
+        Self {
+            port,
+            handles,
+            retired,
+            aside,
+            waiting,
+            unreachable,
+            place,
+            gid_index,
+            marks,
+            threads,
+        }
     }
 
     /// The device is emulated by kernel threads, which need the processor that polls.
@@ -109,37 +142,93 @@ impl UdLink {
         here.network.reaches(&here.gid, there.network, &there.gid)
     }
 
-    /// The handle of the port of `there`. Errors: those for an unreachable address.
-    pub(super) fn handle(&mut self, there: &Place) -> Result<HandleId, Errno> {
-        if !self.reaches(there) {
-            return Err(Errno(libc::EHOSTUNREACH));
-        }
-        let (port, index) = (&self.port, self.gid_index);
+    /// How a handle of the port of `there` is made.
+    fn settings_of(&self, there: &Place) -> AhSettings {
         let routed = self.place.network.is_routed_to(there.network);
-        let settings = AhSettings {
-            port: port.settings().port,
-            gid: routed.then_some((there.gid, index)),
+        AhSettings {
+            port: self.port.settings().port,
+            gid: routed.then_some((there.gid, self.gid_index)),
             lid: there.lid,
-            service_level: self.service_level,
-        };
-        let key = HandleKey { lid: there.lid, gid: there.gid };
-        let unreachable = &mut self.unreachable;
-        self.handles.find(key, || {
-            let now = clock::now_ns();
-            if unreachable.get(&key).is_some_and(|until| now < *until) {
-                return Err(Errno(libc::EHOSTUNREACH));
-            }
-            port.address(&settings).inspect_err(|_| {
-                if unreachable.len() >= HANDLES_MAX {
-                    unreachable.clear();
-                }
-                unreachable.insert(key, clock::now_ns() + UNREACHABLE_NS);
-            })
-        })
+            marks: self.marks,
+            flow_label: flow_label(self.port.number(), 0),
+        }
     }
 
-    /// Sends `packets` to `there`; `handle` is set if it is not valid. Returns how many were taken. Errors: `there`
-    /// cannot be reached, or the queue pair is broken.
+    /// The handle of the port of `there`; `None`: it is being made. Errors: those for an unreachable address.
+    #[cold]
+    fn handle(&mut self, there: &Place) -> Result<Option<HandleId>, Errno> {
+        let key = HandleKey::of(there);
+        if let Some(id) = self.handles.id(&key) {
+            return Ok(Some(id));
+        }
+        if self.waiting.contains_key(&key) {
+            return Ok(None);
+        }
+        let now = clock::now_ns();
+        if !self.reaches(there) || self.unreachable.get(&key).is_some_and(|until| now < *until) {
+            return Err(Errno(libc::EHOSTUNREACH));
+        }
+        let settings = self.settings_of(there);
+        if settings.gid.is_some() && self.ask_aside(settings) {
+            self.waiting.insert(key, Vec::new());
+            return Ok(None);
+        }
+        let made = self.port.addresses().make(&settings);
+        self.keep(key, made).map(Some)
+    }
+
+    /// Leaves the making of a handle to a thread. False: there is none.
+    fn ask_aside(&mut self, settings: AhSettings) -> bool {
+        if self.aside.is_none() {
+            let addresses = self.port.addresses();
+            self.aside = Aside::start(move |to: &AhSettings| addresses.make(to)).ok();
+        }
+        self.aside.as_mut().is_some_and(|aside| aside.ask(settings))
+    }
+
+    /// Keeps a handle, or the fact that there is none.
+    fn keep(&mut self, key: HandleKey, made: Result<Ah, Errno>) -> Result<HandleId, Errno> {
+        if made.is_err() {
+            if self.unreachable.len() >= HANDLES_MAX {
+                self.unreachable.clear();
+            }
+            self.unreachable.insert(key, clock::now_ns() + UNREACHABLE_NS);
+        }
+        self.handles.find(key, || made)
+    }
+
+    /// Takes over handles that were made meanwhile, and sends what waits for them.
+    #[inline]
+    pub(super) fn take_handles(&mut self) {
+        while let Some((to, made)) = self.aside.as_mut().and_then(Aside::answer) {
+            let Some((gid, _)) = to.gid else { continue };
+            let key = HandleKey { lid: to.lid, gid };
+            let id = self.keep(key, made);
+            let waiting = self.waiting.remove(&key).unwrap_or_default();
+            let Some(ah) = id.ok().and_then(|id| self.handles.get(id)) else { continue };
+            for (number, bytes) in waiting {
+                // One that cannot be sent counts as lost.
+                let _ = self.port.send(ah, number, &[IoSlice::new(&bytes)]);
+            }
+        }
+    }
+
+    /// The path to `there` is suspect: its port may have another Ethernet address now.
+    pub(super) fn renew(&mut self, there: &Place) {
+        if !self.place.network.is_routed_to(there.network) {
+            return;
+        }
+        let (posted, complete) = self.port.progress();
+        self.retired.extend(self.handles.forget(&HandleKey::of(there)).map(|ah| (posted, ah)));
+        while self.retired.len() > RETIRED_MAX
+            || self.retired.front().is_some_and(|(last, _)| *last <= complete)
+        {
+            self.retired.pop_front();
+        }
+    }
+
+    /// Sends `packets` to `there`; `handle` is set if it is not valid. Returns how many were taken. Errors: EAGAIN, its
+    /// handle is being made; `there` cannot be reached, or the queue pair is broken.
     #[inline]
     pub(super) fn send(
         &mut self,
@@ -150,10 +239,24 @@ impl UdLink {
         let known = handle.filter(|id| self.handles.get(*id).is_some());
         let id = match known {
             Some(id) => id,
-            None => *handle.insert(self.handle(there)?),
+            None => *handle.insert(self.handle(there)?.ok_or(Errno(libc::EAGAIN))?),
         };
         let ah = self.handles.get(id).ok_or(Errno(libc::EHOSTUNREACH))?;
         self.port.send(ah, there.number, packets)
+    }
+
+    /// Sends a challenge or a response, at the latest when there is a handle for it. Errors: as for `send`.
+    pub(super) fn send_call(&mut self, there: &Place, bytes: &[u8]) -> Result<(), Errno> {
+        match self.send(there, &mut None, &[IoSlice::new(bytes)]) {
+            Err(Errno(libc::EAGAIN)) => {
+                let waiting = self.waiting.entry(HandleKey::of(there)).or_default();
+                if waiting.len() < WAITING_MAX {
+                    waiting.push((there.number, bytes.into()));
+                }
+                Ok(())
+            }
+            other => other.map(|_| ()),
+        }
     }
 
     /// Receives datagrams. Returns their number; 0 once the queue pair is broken.

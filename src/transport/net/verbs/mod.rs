@@ -4,6 +4,7 @@
 //! their queue-pair addresses, and validate the path. Everything that cannot go through the device goes through the
 //! socket.
 
+mod aside;
 mod choice;
 pub(crate) mod config;
 mod handles;
@@ -14,6 +15,8 @@ mod named;
 mod rc;
 mod recovery;
 mod registrar;
+mod silence;
+mod spot;
 mod spread;
 mod upkeep;
 mod ways;
@@ -23,12 +26,11 @@ pub(crate) use hybrid::RdmaCounts;
 pub(crate) use hybrid::{HybridLink, Rdma};
 pub(super) use named::{addresses_of, with_device};
 
-use crate::sys::net::{Nic, RdmaFacts};
-use crate::sys::rv::Here;
+use crate::sys::net::{Nic, RdmaFacts, interfaces};
 use crate::sys::topology::numa_distance;
 use crate::sys::verbs::{
-    AhSettings, DeviceList, GidKind, IpVersion, LinkLayer, OpenDevice, Port, UdPort, UdSettings,
-    present,
+    AhSettings, DeviceList, GidKind, IpVersion, LinkLayer, Marks, OpenDevice, Port, UdPort,
+    UdSettings, flow_label, present,
 };
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
@@ -40,16 +42,22 @@ use crate::transport::net::network::Network;
 use crate::transport::net::rv;
 use crate::transport::net::rv::config::RvPolicy;
 use choice::{Candidate, Choice, Wish, choose};
-use config::{RdmaPolicy, RdmaSettings};
+use config::{NicName, RdmaPolicy, RdmaSettings};
 use introduction::{Place, qkey};
 use link::UdLink;
+use spot::{At, Spot};
 use spread::Spread;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-/// Send and receive slots of an endpoint.
+/// Send and receive slots of an endpoint; a fast port fills fewer before a processor has looked.
 const SEND_SLOTS: u32 = 256;
 const RECEIVE_SLOTS: u32 = 1024;
+const FAST_SLOTS: u32 = 4096;
+/// From this speed on a port is fast, bits a second.
+const FAST_BPS: u64 = 100_000_000_000;
+/// The usual traffic class of lossless RoCE: DSCP 26, which switches map to the priority of RDMA.
+const ROCE_CLASS: u8 = 106;
 /// Slots of a queue pair that is only opened to test a device.
 const TRIED_SLOTS: u32 = 64;
 /// How long a device found for `fi_nic` counts as present, nanoseconds.
@@ -72,6 +80,11 @@ pub(crate) fn open(
     }
 }
 
+/// Slots of an endpoint on `port`.
+fn working_slots(port: &Port) -> (u32, u32) {
+    (SEND_SLOTS, if port.speed_bps >= FAST_BPS { FAST_SLOTS } else { RECEIVE_SLOTS })
+}
+
 /// A function of its own, like the next one: both take much stack.
 #[inline(never)]
 fn found_by(
@@ -80,8 +93,7 @@ fn found_by(
     spread: Spread,
     key: &JobKey,
 ) -> Result<Option<Box<Found>>, Errno> {
-    let slots = (SEND_SLOTS, RECEIVE_SLOTS);
-    Ok(first_that_works(settings, me, spread, qkey(key), slots)?.map(Box::new))
+    Ok(first_that_works(settings, me, spread, qkey(key), working_slots)?.map(Box::new))
 }
 
 #[inline(never)]
@@ -113,7 +125,7 @@ fn reopen(
     spread: Spread,
     key: &JobKey,
 ) -> Result<Made, String> {
-    let slots = (SEND_SLOTS, RECEIVE_SLOTS);
+    let slots = working_slots;
     let (found, refused) =
         if present() { search(settings, me, spread, qkey(key), slots) } else { (None, vec![]) };
     found.map(make).ok_or_else(|| reasons(&refused))
@@ -125,42 +137,8 @@ struct Made {
     at: At,
 }
 
-/// A port in use, for further queue pairs on it.
-#[derive(Clone, Debug)]
-struct At {
-    device: OpenDevice,
-    port: Port,
-    gid_index: u8,
-    pkey_index: u16,
-    /// The address of the UD queue pair.
-    place: Place,
-}
-
-impl At {
-    fn is(&self, here: &Here) -> bool {
-        (self.device.name(), self.port.number, self.place.gid)
-            == (&here.device, here.port, here.gid)
-    }
-
-    /// The port, as the rv module names it.
-    fn here(&self, key: &JobKey) -> Here {
-        Here {
-            device: self.device.name().to_owned(),
-            port: self.port.number,
-            gid_index: self.gid_index,
-            gid: self.place.gid,
-            lid: if self.place.network == Network::Roce { 0 } else { self.place.lid },
-            service_level: self.port.service_level,
-            job: key.for_rv(),
-        }
-    }
-}
-
-/// The present port of an endpoint; `None`: its device is gone, or fails.
-type Spot = Arc<Mutex<Option<At>>>;
-
 fn make(found: Found) -> Made {
-    let Found { choice, device, port } = found;
+    let Found { choice, device, port, marks } = found;
     let place = place_of(&choice, &port);
     let (sends, completions) = port.is_extended();
     let call = |newer, new, old| if newer { new } else { old };
@@ -174,10 +152,9 @@ fn make(found: Found) -> Made {
         call(sends, "ibv_wr_start", "ibv_post_send"),
         call(completions, "ibv_start_poll", "ibv_poll_cq"),
     ));
-    let service_level = choice.port.service_level;
-    let link = UdLink::new(port, place, choice.gid.index, service_level, device.is_threads());
+    let link = UdLink::new(port, place, (choice.gid.index, marks), device.is_threads());
     let (gid_index, pkey_index) = (choice.gid.index, choice.partition.index);
-    Made { link, at: At { device, port: choice.port, gid_index, pkey_index, place } }
+    Made { link, at: At { device, port: choice.port, gid_index, pkey_index, marks, place } }
 }
 
 fn reasons(refused: &[String]) -> String {
@@ -209,7 +186,7 @@ pub(super) fn device_at(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Ni
 fn find_at(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, Errno> {
     let me = Address(std::net::SocketAddr::new(ip, 0));
     let spread = Spread::new(0, false);
-    let found = first_that_works(settings, &me, spread, 1, (TRIED_SLOTS, TRIED_SLOTS))?;
+    let found = first_that_works(settings, &me, spread, 1, |_| (TRIED_SLOTS, TRIED_SLOTS))?;
     let Some(Found { choice, device, .. }) = found else {
         return without_device(settings).map(|()| None);
     };
@@ -249,6 +226,17 @@ struct Found {
     choice: Choice,
     device: OpenDevice,
     port: UdPort,
+    marks: Marks,
+}
+
+/// How packets of `port` are marked.
+fn marks_of(settings: &RdmaSettings, device: &OpenDevice, port: &Port) -> Marks {
+    let of_port = || device.traffic_class(port.number).unwrap_or(ROCE_CLASS);
+    let traffic_class = match port.link {
+        LinkLayer::Ethernet => settings.traffic_class.unwrap_or_else(of_port),
+        LinkLayer::InfiniBand => settings.traffic_class.unwrap_or(0),
+    };
+    Marks { service_level: settings.service_level, traffic_class }
 }
 
 fn first_that_works(
@@ -256,7 +244,7 @@ fn first_that_works(
     me: &Address,
     spread: Spread,
     qkey: u32,
-    slots: (u32, u32),
+    slots: impl Fn(&Port) -> (u32, u32),
 ) -> Result<Option<Found>, Errno> {
     if settings.policy == RdmaPolicy::Off {
         return Ok(None);
@@ -288,35 +276,47 @@ fn search(
     me: &Address,
     spread: Spread,
     qkey: u32,
-    slots: (u32, u32),
+    slots: impl Fn(&Port) -> (u32, u32),
 ) -> (Option<Found>, Vec<String>) {
-    let (devices, mut refused) = candidates();
+    let (devices, mut refused) = candidates(&settings.nics);
     let list: Vec<Candidate> = devices.iter().map(|(_, candidate)| candidate.clone()).collect();
-    let wish = Wish { nics: &settings.nics, pkey: settings.pkey, ip: me.0.ip(), spread };
+    let own: Vec<IpAddr> = interfaces().into_iter().map(|interface| interface.ip).collect();
+    let wish = Wish { nics: &settings.nics, pkey: settings.pkey, ip: me.0.ip(), own: &own, spread };
     let (choices, unfit) = choose(&list, &wish);
     refused.extend(unfit);
+    let mut failed = None;
     for choice in choices {
         let device = devices.iter().find(|(device, _)| device.name() == choice.device);
         let Some((device, _)) = device else { continue };
-        match open_at(device, &choice, qkey, slots) {
+        let marks = marks_of(settings, device, &choice.port);
+        match open_at(device, &choice, qkey, slots(&choice.port), marks) {
             Ok(port) => {
-                return (Some(Found { choice, device: device.clone(), port }), refused);
+                return (Some(Found { choice, device: device.clone(), port, marks }), refused);
             }
             Err(errno) => {
-                let why = registrar::reason(errno, process::locked_memory_limit());
-                log::limited!(
-                    cause: errno.0,
-                    "no RDMA through {choice} ({why}): data goes over UDP, which is slower; FI_UDRV_RDMA=off says that this is wanted"
-                );
+                let why = match errno.0 {
+                    // Errors of ibv_create_qp(3) for a kind that the driver does not have.
+                    libc::EINVAL | libc::EOPNOTSUPP => {
+                        format!("{errno}: it may have no UD queue pairs")
+                    }
+                    _ => registrar::reason(errno, process::locked_memory_limit()),
+                };
+                failed.get_or_insert_with(|| (errno.0, format!("{choice} ({why})")));
                 refused.push(format!("{choice} does not work: {why}"));
             }
         }
     }
+    if let Some((cause, what)) = failed {
+        log::limited!(
+            cause: cause,
+            "no RDMA through {what}: data goes over UDP, which is slower; FI_UDRV_RDMA=off says that this is wanted"
+        );
+    }
     (None, refused)
 }
 
-/// All ports of all devices, opened, and the reasons why others are missing.
-fn candidates() -> (Vec<(OpenDevice, Candidate)>, Vec<String>) {
+/// All ports of all devices that `nics` names (empty: any), opened, and the reasons why others are missing.
+fn candidates(nics: &[NicName]) -> (Vec<(OpenDevice, Candidate)>, Vec<String>) {
     let (mut all, mut refused) = (Vec::new(), Vec::new());
     let list = match DeviceList::new() {
         Ok(list) => list,
@@ -324,8 +324,16 @@ fn candidates() -> (Vec<(OpenDevice, Candidate)>, Vec<String>) {
     };
     for device in list.iter() {
         let name = device.name();
-        if !device.is_adapter() {
-            refused.push(format!("{name} is neither InfiniBand nor RoCE"));
+        if let Err(why) = device.is_adapter() {
+            refused.push(format!("{name} {why}"));
+            continue;
+        }
+        if !nics.is_empty() && !nics.iter().any(|nic| nic.device == name) {
+            refused.push(format!("{name} is not in FI_UDRV_NIC"));
+            continue;
+        }
+        if device.is_down() {
+            refused.push(format!("{name} has no active port"));
             continue;
         }
         let opened = device.open().and_then(|device| Ok((device.facts()?, device)));
@@ -359,6 +367,7 @@ fn open_at(
     choice: &Choice,
     qkey: u32,
     (send_slots, receive_slots): (u32, u32),
+    marks: Marks,
 ) -> Result<UdPort, Errno> {
     let gid = choice.gid;
     let roce = gid.kind == GidKind::RoceV2;
@@ -376,11 +385,12 @@ fn open_at(
             newer: true,
         },
     )?;
-    port.address(&AhSettings {
+    port.addresses().make(&AhSettings {
         port: choice.port.number,
         gid: (roce || choice.port.routed).then_some((gid.raw, gid.index)),
         lid: choice.port.lid,
-        service_level: choice.port.service_level,
+        marks,
+        flow_label: flow_label(port.number(), 0),
     })?;
     Ok(port)
 }

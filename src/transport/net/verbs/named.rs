@@ -21,7 +21,7 @@ fn device_named(name: &str) -> Option<NicName> {
 /// See [`crate::transport::Transport::addresses_of`]: RoCE's GIDs. Opens the device.
 pub(crate) fn addresses_of(name: &str) -> Vec<IpAddr> {
     let Some(nic) = device_named(name) else { return Vec::new() };
-    let (devices, _) = candidates();
+    let (devices, _) = candidates(std::slice::from_ref(&nic));
     devices
         .iter()
         .filter(|(_, port)| {

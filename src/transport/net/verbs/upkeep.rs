@@ -1,13 +1,16 @@
 //! Maintenance of the device's part: processes its events, replaces a queue pair that broke, and sends peers address
 //! updates (PROTOCOL.md §7.13). UDP carries data meanwhile.
 
+use super::config::RdmaPolicy;
 use super::hybrid::Rdma;
 use super::introduction::{Call, CallKind};
 use super::link::UdLink;
+use super::silence::Step;
 use super::{At, Made, reopen};
 use crate::sys::process;
 use crate::sys::verbs::{About, DeviceEvent};
 use crate::telemetry::log;
+use crate::transport::Address;
 use crate::transport::net::link::Link;
 use crate::transport::net::udp::UdpLink;
 use std::io::IoSlice;
@@ -33,12 +36,50 @@ impl Rdma {
             self.remake(now);
         }
         self.tell(udp);
+        self.hear_silence(now);
         self.upkeep.tend_at = self.wake_at(now).unwrap_or(u64::MAX).min(now + LOOK_NS);
     }
 
     /// When there is something to do even if nothing arrives, nanoseconds.
     pub(super) fn wake_at(&self, now: u64) -> Option<u64> {
-        if self.upkeep.untold.is_some() { Some(now) } else { self.upkeep.recovery.due_at() }
+        if self.upkeep.untold.is_some() {
+            return Some(now);
+        }
+        self.upkeep.recovery.due_at().into_iter().chain(self.silence.due_at()).min()
+    }
+
+    /// Challenges peers again that have not answered, and reports those that do not.
+    fn hear_silence(&mut self, now: u64) {
+        for step in self.silence.steps(now) {
+            match step {
+                Step::Challenge(peer) => self.ways.ask(&peer),
+                Step::Report(peer) => self.report(&peer),
+            }
+        }
+        self.call();
+    }
+
+    /// `peer` has a device, and UDP hears it, but it answers no challenge.
+    #[cold]
+    fn report(&mut self, peer: &Address) {
+        let (Some(link), Some(place)) = (&self.link, self.ways.place(peer)) else { return };
+        self.counts.silent += 1;
+        let cause = if link.reaches(&place) {
+            "path challenges get no answer: look at rails (FI_UDRV_NIC), VLANs, and filters of UDP port 4791"
+        } else {
+            "it is on another network, subnet or partition (FI_UDRV_NIC, FI_UDRV_PKEY)"
+        };
+        let name = self.port.device.as_ref().map_or("", |device| device.name());
+        if self.own.settings.policy == RdmaPolicy::Require {
+            log::limited!(
+                "FI_UDRV_RDMA=require cannot be met for {peer}: {name} does not reach its device; {cause}"
+            );
+            self.unreached.push(*peer);
+        } else {
+            log::limited!(
+                "{peer} is reached over UDP only: {name} does not reach its device; {cause}"
+            );
+        }
     }
 
     fn hear(&mut self, now: u64) {
@@ -101,6 +142,7 @@ impl Rdma {
     /// Forgets paths that were validated with the last queue pair.
     fn start_over(&mut self) {
         self.ways.reset(process::random_u64);
+        self.silence.clear();
         self.called.clear();
         self.source.0 = u32::MAX;
         self.upkeep.untold = Some(0);
@@ -181,13 +223,13 @@ impl Rdma {
         if *address == self.own.me {
             return;
         }
-        let nonce = process::random_u64();
         if place.number == 0 {
-            if self.ways.doubt(address, nonce) {
+            self.silence.forget(address);
+            if self.ways.doubt(address, process::random_u64()) {
                 log::info(format_args!("{address} has no queue pair now: data goes over UDP"));
             }
         } else {
-            self.ways.learn(address, *place, nonce);
+            self.learn(address, *place);
         }
     }
 }

@@ -216,11 +216,23 @@ impl<H> Ways<H> {
         let Some(way) = self.find(address) else { return };
         way.detours = way.detours.saturating_add(1);
         if way.detours.is_power_of_two() || way.detours % CALL_EVERY == 0 {
-            let ask = Ask { to: way.place, nonce: way.nonce };
-            let next = way.next;
-            self.asks.push(ask);
+            self.ask(address);
+        }
+    }
+
+    /// The path to `address` is to be challenged again, unless it is open.
+    pub(super) fn ask(&mut self, address: &Address) {
+        let Some(way) = self.find(address) else { return };
+        let (known, next) = (Ask { to: way.place, nonce: way.nonce }, way.next);
+        if way.state != State::Proven || next.is_some() {
+            self.asks.push(known);
             self.asks.extend(next);
         }
+    }
+
+    /// The queue-pair address of the peer at `address`.
+    pub(super) fn place(&mut self, address: &Address) -> Option<Place> {
+        self.find(address).map(|way| way.place)
     }
 
     /// The next challenge to send.

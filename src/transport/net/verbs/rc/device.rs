@@ -1,7 +1,7 @@
 //! RC queue pairs of a real device.
 #![allow(unsafe_code)]
 
-use super::{Device, Event, Kept, Local, QueuePair, Rc, Region, WINDOWS};
+use super::{Device, Event, Kept, Local, QueuePair, Rc, Region, STUCK_NS, WINDOWS};
 use crate::memory::SegmentList;
 use crate::memory::cache::{Access, Lease, Refusal, Vigil};
 use crate::sys::Errno;
@@ -12,10 +12,10 @@ use crate::telemetry::log;
 use crate::transport::net::agreement::message::End;
 use crate::transport::net::bulk::Bulk;
 use crate::transport::net::bulk::key::Key;
-use crate::transport::net::verbs::config::ReadPolicy;
+use crate::transport::net::verbs::config::{RdmaSettings, ReadPolicy};
 use crate::transport::net::verbs::introduction::Place;
 use crate::transport::net::verbs::registrar::{self, Memory};
-use crate::transport::net::verbs::{At, RdmaSettings, Spot};
+use crate::transport::net::verbs::spot::{At, Spot};
 use std::os::fd::BorrowedFd;
 use std::sync::PoisonError;
 
@@ -30,18 +30,17 @@ const SERVES_MIN: u8 = 8;
 
 /// The bulk path over the port that `spot` names; `None` if none is wanted, or if the application's memory must not be
 /// registered. Errors: EMFILE, ENFILE.
-pub(in crate::transport::net::verbs) fn open(
-    spot: &Spot,
-    settings: &RdmaSettings,
-) -> Result<Option<Box<dyn Bulk>>, Errno> {
+pub(crate) fn open(spot: &Spot, settings: &RdmaSettings) -> Result<Option<Box<dyn Bulk>>, Errno> {
     let limit = settings.rc_connections;
     if limit == 0 || !registrar::is_safe() {
         return Ok(None);
     }
     let (spot, cache, policy) = (spot.clone(), settings.cache, settings.read);
+    let timeout = settings.qp_timeout;
     let opener = Box::new(move || {
         let at = spot.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let At { device, port, gid_index, pkey_index, place } = at.ok_or(Errno(libc::ENODEV))?;
+        let At { device, port, gid_index, pkey_index, marks, place } =
+            at.ok_or(Errno(libc::ENODEV))?;
         let port = RcPort::open(
             &device,
             RcSettings {
@@ -50,7 +49,8 @@ pub(in crate::transport::net::verbs) fn open(
                 gid: gid_index,
                 routed: place.network.is_routed_to(place.network),
                 mtu: port.mtu,
-                service_level: port.service_level,
+                marks,
+                timeout,
                 receives: WINDOWS as u32,
                 sends: REQUESTS,
                 reads: READS,
@@ -75,7 +75,13 @@ pub(in crate::transport::net::verbs) fn open(
         let memory = registrar::memory(&port, &cache, offers.0)?;
         Ok(Port { port, memory, place, offers })
     });
-    Ok(Some(Box::new(Rc::new(opener, limit)?)))
+    Ok(Some(Box::new(Rc::new(opener, limit, stuck_ns(timeout))?)))
+}
+
+/// After how long a request counts as stuck whose retransmission timeout is 4.096 µs × 2^`timeout`, nanoseconds: twice as
+/// long as the device tries.
+fn stuck_ns(timeout: u8) -> u64 {
+    STUCK_NS.max((16 * 4096) << timeout)
 }
 
 /// A port of a real device.

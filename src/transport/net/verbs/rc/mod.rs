@@ -249,9 +249,9 @@ impl<Q> Link<Q> {
     }
 
     /// The device has not completed the first request in time.
-    fn is_stuck(&self, now: u64) -> bool {
+    fn is_stuck(&self, stuck_ns: u64, now: u64) -> bool {
         let Some((_, len)) = self.posted.front() else { return false };
-        let patience = STUCK_NS.saturating_add((*len as u64).saturating_mul(STUCK_BYTE_NS));
+        let patience = stuck_ns.saturating_add((*len as u64).saturating_mul(STUCK_BYTE_NS));
         now.saturating_sub(self.first_since) > patience
     }
 }
@@ -293,6 +293,8 @@ pub(super) struct Rc<D: Device> {
     owners: NumberMap<u32, PeerId>,
     /// Most connections: FI_UDRV_RC_CONNECTIONS.
     limit: usize,
+    /// See [`STUCK_NS`]; more where devices try for longer.
+    stuck_ns: u64,
     /// Connections with requests that wait to be posted, and maybe others.
     waiting: Vec<PeerId>,
     /// Writes in flight on all connections, and when to check whether one is stuck, nanoseconds.
@@ -311,8 +313,9 @@ impl<D: Device> std::fmt::Debug for Rc<D> {
 }
 
 impl<D: Device> Rc<D> {
-    /// At most `limit` connections, over the device that `opener` opens. Errors: EMFILE, ENFILE.
-    pub(super) fn new(opener: Opener<D>, limit: usize) -> Result<Self, Errno> {
+    /// At most `limit` connections, over the device that `opener` opens, whose requests count as stuck after `stuck_ns`,
+    /// nanoseconds. Errors: EMFILE, ENFILE.
+    pub(super) fn new(opener: Opener<D>, limit: usize, stuck_ns: u64) -> Result<Self, Errno> {
         Ok(Self {
             connections: Agreement::new(Way::Rc, process::random_u64() as u32),
             lent: Lent::new(WINDOWS),
@@ -326,6 +329,7 @@ impl<D: Device> Rc<D> {
             epoll: Epoll::new()?,
             owners: NumberMap::default(),
             limit,
+            stuck_ns,
             waiting: Vec::new(),
             writes: 0,
             look_at: 0,
@@ -393,7 +397,8 @@ impl<D: Device> Rc<D> {
     #[cold]
     fn look(&mut self, now: u64) {
         self.look_at = now.saturating_add(LOOK_NS);
-        for peer in self.connections.peers(|c| c.link.is_stuck(now)) {
+        let stuck_ns = self.stuck_ns;
+        for peer in self.connections.peers(|c| c.link.is_stuck(stuck_ns, now)) {
             if let Some(Connection { link, .. }) = self.connections.get(peer) {
                 log::limited!(
                     "queue pair {:#x} has said nothing of a request for {} s: it ends, and its messages are sent again",

@@ -375,7 +375,7 @@ impl World {
                 Ok(FakeDevice { fabric: fabric.clone(), node, bell: Doorbell::new()? })
             };
             Node {
-                bulk: Rc::new(Box::new(open), limit).unwrap(),
+                bulk: Rc::new(Box::new(open), limit, STUCK_NS).unwrap(),
                 lent: HashMap::new(),
                 sources: Vec::new(),
                 to_write: (0..count).map(|_| VecDeque::new()).collect(),
