@@ -14,7 +14,6 @@ use crate::transport::net::rv::config::RvPolicy;
 use crate::transport::net::verbs::config::RdmaSettings;
 use crate::transport::shm::config::ShmConfig;
 use endpoint::Endpoint;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use variable::{Group, Reader, Variable};
 
 /// All variables.
@@ -51,7 +50,7 @@ impl Config {
     pub(crate) fn check_environment() {
         Self::of_environment(&|name, text, wanted| {
             log::warn_of(
-                cause_of(name),
+                log::number_of(name),
                 format_args!("FI_UDRV_{name}={text} is ignored: it must be {wanted}"),
             );
         });
@@ -59,7 +58,7 @@ impl Config {
             let name = name.to_string_lossy();
             let Some(name) = name.strip_prefix("FI_UDRV_") else { continue };
             if variables().all(|known| known.name != name) {
-                tell_unknown(name);
+                report_unknown(name);
             }
         }
     }
@@ -80,19 +79,15 @@ impl Config {
     }
 }
 
-fn tell_unknown(name: &str) {
+fn report_unknown(name: &str) {
     let meant = match unknown::nearest(name, variables().map(|variable| variable.name)) {
         Some(nearest) => format!("did you mean FI_UDRV_{nearest}?"),
         None => "`fi_info -e` lists those that exist".to_owned(),
     };
-    log::warn_of(cause_of(name), format_args!("FI_UDRV_{name} is not a variable of udrv: {meant}"));
-}
-
-/// A cause of its own for each variable.
-fn cause_of(name: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    name.hash(&mut hasher);
-    hasher.finish()
+    log::warn_of(
+        log::number_of(name),
+        format_args!("FI_UDRV_{name} is not a variable of udrv: {meant}"),
+    );
 }
 
 #[cfg(test)]

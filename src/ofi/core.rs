@@ -6,7 +6,7 @@ use crate::config::system::System;
 use crate::config::variable::{Kind, Variable};
 use crate::sys::dl::Library;
 use crate::telemetry::log::{self, Level, Sink};
-use crate::telemetry::voice;
+use crate::telemetry::own;
 use libfabric_sys::{
     FI_LOG_CORE, FI_LOG_DEBUG, FI_LOG_INFO, FI_LOG_WARN, FI_PARAM_BOOL, FI_PARAM_SIZE_T,
     FI_PARAM_STRING, fi_log_level, fi_log_subsys, fi_param_type, fi_provider,
@@ -83,7 +83,7 @@ pub(crate) fn attach(provider: *const fi_provider) {
 
 /// Forgets the core, which is about to be unloaded.
 pub(crate) fn detach() {
-    voice::set(None);
+    own::set(None);
     log::attach(None);
     if let Ok(mut slot) = API.write() {
         *slot = None;

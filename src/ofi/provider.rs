@@ -4,7 +4,7 @@ use super::guard::{code, entry};
 use super::ops::fabric;
 use super::{core, info};
 use crate::config::{Config, variables};
-use crate::telemetry::{log, voice};
+use crate::telemetry::{log, own};
 use libfabric_sys::{fi_context, fi_fabric_attr, fi_info, fi_provider, fi_version, fid_fabric};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
@@ -37,7 +37,7 @@ const OLDEST: u32 = fi_version(1, 17);
 pub(crate) fn initialise() -> *mut fi_provider {
     let provider = PROVIDER.0.get();
     core::attach(provider);
-    voice::set(Some(&Config::from_environment().log));
+    own::set(Some(&Config::from_environment().log));
     let version = core::version();
     if version < OLDEST {
         let (major, minor) = (version >> 16, version & 0xffff);
@@ -56,7 +56,7 @@ pub(crate) fn initialise() -> *mut fi_provider {
     }
     variables().for_each(core::define_parameter);
     core::system_values(variables()).install();
-    voice::set(Some(&Config::from_environment().log));
+    own::set(Some(&Config::from_environment().log));
     Config::check_environment();
     provider
 }

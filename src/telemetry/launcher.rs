@@ -1,4 +1,4 @@
-//! What the launcher of a job tells its processes in the environment: the rank of each, and what names the job.
+//! What the launcher of a job has written into the environment of its processes: the rank of each, and the job's name.
 
 use crate::sys::output;
 use std::fmt;
@@ -20,7 +20,8 @@ const RANKS: [&str; 7] = [
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Launcher {
     pub(crate) rank: Option<u32>,
-    /// The same in all processes that the launcher has started on this node.
+    /// The same in all processes that the launcher has started on this node, where it names the job (PMIx, Slurm), or
+    /// where they are children of one daemon: not of a wrapper script each, that does not exec.
     pub(crate) job: Option<String>,
 }
 
@@ -31,12 +32,18 @@ impl Launcher {
         HERE.get_or_init(|| Self::read(|name| std::env::var(name).ok(), output::parent()))
     }
 
-    /// `parent`: the process that started this one, which is the launcher's daemon of this node.
-    fn read(lookup: impl Fn(&str) -> Option<String>, parent: i32) -> Self {
+    /// `parent`: the process that started this one, which mostly is the launcher's daemon of this node, and its pid
+    /// namespace.
+    fn read(lookup: impl Fn(&str) -> Option<String>, parent: (i32, u64)) -> Self {
         let rank = RANKS.iter().find_map(|name| lookup(name)?.trim().parse().ok());
         let job = rank.map(|_| {
-            let named = lookup("PMIX_NAMESPACE").filter(|name| !name.is_empty());
-            named.unwrap_or_else(|| format!("process {parent}"))
+            let named = |name| lookup(name).filter(|text| !text.is_empty());
+            let slurm = || {
+                let step = named("SLURM_STEP_ID")?;
+                named("SLURM_JOB_ID").map(|job| format!("slurm {job}.{step}"))
+            };
+            let process = || format!("process {} of {}", parent.0, parent.1);
+            named("PMIX_NAMESPACE").or_else(slurm).unwrap_or_else(process)
         });
         Self { rank, job }
     }
@@ -56,7 +63,7 @@ mod tests {
     fn of(pairs: &[(&str, &str)]) -> Launcher {
         let find =
             |name: &str| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
-        Launcher::read(find, 77)
+        Launcher::read(find, (77, 5))
     }
 
     #[test]
@@ -64,9 +71,12 @@ mod tests {
         assert_eq!(of(&[]), Launcher::default());
         assert_eq!(of(&[("PMIX_NAMESPACE", "x")]).job, None, "no rank: no job");
         let hydra = of(&[("PMI_RANK", "3"), ("SLURM_PROCID", "0")]);
-        assert_eq!((hydra.rank, hydra.job.as_deref()), (Some(3), Some("process 77")));
+        assert_eq!((hydra.rank, hydra.job.as_deref()), (Some(3), Some("process 77 of 5")));
         let open = of(&[("OMPI_COMM_WORLD_RANK", "12"), ("PMIX_NAMESPACE", "job@1")]);
         assert_eq!((open.to_string().as_str(), open.job.as_deref()), (" rank 12", Some("job@1")));
+        let step = [("SLURM_PROCID", "1"), ("SLURM_JOB_ID", "12"), ("SLURM_STEP_ID", "0")];
+        assert_eq!(of(&step).job.as_deref(), Some("slurm 12.0"));
+        assert_eq!(of(&step[..2]).job.as_deref(), Some("process 77 of 5"), "no step");
         assert_eq!(of(&[("PMI_RANK", "none"), ("SLURM_PROCID", "5")]).rank, Some(5));
     }
 }

@@ -8,6 +8,7 @@
 //! ```ignore
 //! log::limited!("cannot accept a shared-memory link: {errno}");
 //! log::limited!(cause: errno.0, "cannot accept a shared-memory link: {errno}");
+//! log::limited!(node: errno.0, "cannot attach to process {pid}: {errno}");
 //! ```
 
 use std::fmt;
@@ -77,21 +78,21 @@ mod tests {
     fn a_flood_becomes_lines_that_grow_apart_and_no_event_is_lost() {
         let cause = Limited::new();
         let mut lines = Vec::new();
-        let mut told = 0;
+        let mut counted = 0;
         // 100,000 events a second for 10 s.
         for event in 0..1_000_000_u64 {
             let now = 77 * SECOND_NS + event * 10_000;
             if let Some(held) = cause.admit(now) {
                 lines.push((now / SECOND_NS - 77, held));
-                told += held + 1;
+                counted += held + 1;
             }
         }
         assert_eq!(lines, [(0, 0), (1, 99_999), (5, 399_999)]);
-        assert_eq!(told + cause.held.load(Relaxed), 1_000_000);
+        assert_eq!(counted + cause.held.load(Relaxed), 1_000_000);
     }
 
     #[test]
-    fn a_cause_that_goes_on_is_told_every_hour() {
+    fn a_cause_that_goes_on_has_a_line_every_hour() {
         let cause = Limited::new();
         let lines = (0..86_400).filter(|second| cause.admit(second * SECOND_NS).is_some()).count();
         // Six lines while the intervals grow to an hour, then one an hour.

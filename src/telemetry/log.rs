@@ -1,10 +1,11 @@
 //! The log. Lines go to libfabric's own log (FI_LOG_LEVEL), whose entry points the `ofi` layer attaches
-//! while libfabric is loaded, and to the provider's voice (FI_UDRV_LOG). While neither is there, lines are discarded.
+//! while libfabric is loaded, and to the provider's own log (FI_UDRV_LOG). Without both, lines are discarded.
 
 use super::cause::Cause;
+pub(crate) use super::cause::number_of;
 pub(crate) use super::level::Level;
 use super::limited::{Counted, Limited};
-use super::voice;
+use super::own;
 use crate::sys::cancel::Shield;
 use crate::sys::clock;
 use std::fmt;
@@ -34,16 +35,18 @@ fn write(level: Level, cause: Option<Cause>, line: fmt::Arguments<'_>) {
     let _shield = Shield::raise();
     let sink = SINK.read().ok().and_then(|slot| *slot);
     let sink = sink.filter(|sink| (sink.enabled)(level));
-    let spoken = voice::wants(level, sink.is_some());
-    if sink.is_none() && !spoken {
+    let has_sink = sink.is_some();
+    let is_own = own::wants(level, has_sink);
+    if !has_sink && !is_own {
         return;
     }
     let text = line.to_string();
     if let Some(sink) = sink {
-        (sink.write)(level, &text);
+        let held = cause.and_then(Cause::counted).unwrap_or(0);
+        (sink.write)(level, &format!("{text}{}", Counted(held)));
     }
-    if spoken {
-        voice::say(level, cause, &text);
+    if is_own {
+        own::write(level, cause, &text, has_sink);
     }
 }
 
@@ -70,13 +73,22 @@ pub(crate) fn warn_of(number: u64, line: fmt::Arguments<'_>) {
 #[track_caller]
 pub(crate) fn warn_limited(site: &Limited, number: u64, line: fmt::Arguments<'_>) {
     if let Some(held) = site.admit(clock::now_ns()) {
-        let cause = Cause::here(number).limited();
-        write(Level::Warn, Some(cause), format_args!("{line}{}", Counted(held)));
+        write(Level::Warn, Some(Cause::here(number).counted_as(held)), line);
+    }
+}
+
+/// The same for a condition of the node (`node:` of [`limited!`]).
+#[cold]
+#[track_caller]
+pub(crate) fn warn_limited_of_node(site: &Limited, number: u64, line: fmt::Arguments<'_>) {
+    if let Some(held) = site.admit(clock::now_ns()) {
+        write(Level::Warn, Some(Cause::here(number).counted_as(held).of_node()), line);
     }
 }
 
 /// A warning whose cause another party can repeat, at growing intervals (see `limited.rs`). With
-/// `cause: NUMBER,` each number up to [`CAUSES`] is a cause of its own.
+/// `cause: NUMBER,` each number up to [`CAUSES`] is a cause of its own. With `node: NUMBER,` it reports a condition of the
+/// node, of that number: processes of a job there have one line, although their texts differ (a process id, a port).
 macro_rules! limited {
     (cause: $cause:expr, $($line:tt)+) => {{
         use $crate::telemetry::limited::{CAUSES, Limited};
@@ -86,6 +98,10 @@ macro_rules! limited {
         if let Some(cause) = SITE.get(number) {
             $crate::telemetry::log::warn_limited(cause, number as u64, format_args!($($line)+));
         }
+    }};
+    (node: $number:expr, $($line:tt)+) => {{
+        static SITE: $crate::telemetry::limited::Limited = $crate::telemetry::limited::Limited::new();
+        $crate::telemetry::log::warn_limited_of_node(&SITE, $number as u64, format_args!($($line)+));
     }};
     ($($line:tt)+) => {{
         static SITE: $crate::telemetry::limited::Limited = $crate::telemetry::limited::Limited::new();

@@ -1,4 +1,4 @@
-//! The log: lines for libfabric's, the provider's own voice, and their rate limits.
+//! The log: lines for libfabric's, the provider's own, and their rate limits.
 
 mod cause;
 pub(crate) mod config;
@@ -7,4 +7,5 @@ mod level;
 pub(crate) mod limited;
 pub(crate) mod log;
 mod node;
-pub(crate) mod voice;
+pub(crate) mod own;
+mod soon;

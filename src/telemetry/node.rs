@@ -1,33 +1,39 @@
-//! Which process of a node tells about a cause that all of its job there share, such as a device that fails.
+//! Which process of a node reports a condition that all of its job there share, such as a device that fails.
 //!
-//! The first to tell takes a name in the abstract namespace of unix sockets, and holds it until it ends: the others find
-//! it taken, and are silent. So the processes need no file, and nothing is left behind. Names have no permissions: one
+//! The first reporter takes a name in the abstract namespace of unix sockets, and holds it until it ends: the others find
+//! it taken, and do not write. So the processes need no file, and nothing is left behind. Names have no permissions: one
 //! that another user holds counts for nothing.
 
 use super::launcher::Launcher;
+use super::soon;
 use crate::sys::{Errno, process, unix};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
-/// Most names that a process holds, a descriptor each. About causes beyond, every process tells.
+/// Most names that a process holds, a descriptor each. Conditions beyond are reported by every process.
 const HELD_MAX: usize = 16;
 
-/// The names of this process, for the whole of its life. They are never closed: an application that has closed all
+/// The process that holds names, and their facts. The names are never closed: an application that has closed all
 /// descriptors may use their numbers for others.
-static HELD: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+static HELD: Mutex<(i32, Vec<u64>)> = Mutex::new((0, Vec::new()));
 
-/// Whether this process tells about `cause`: no other one of the job on this node does.
-pub(super) fn tells(cause: u64) -> bool {
+/// Whether no other process of the job on this node reports `fact`.
+pub(super) fn is_first_reporter(fact: u64) -> bool {
     let Some(job) = &Launcher::here().job else { return true };
-    let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
-    if held.contains(&cause) || held.len() >= HELD_MAX {
+    let Some(mut held) = soon::lock(&HELD) else { return true };
+    let pid = process::pid();
+    if held.0 != pid {
+        *held = (pid, Vec::new()); // what is there is the parent's, which reports it
+    }
+    let facts = &mut held.1;
+    if facts.contains(&fact) || facts.len() >= HELD_MAX {
         return true;
     }
-    match take(&name(job, cause)) {
+    match take(&name(job, fact)) {
         Claim::Ours(socket) => {
             std::mem::forget(socket);
-            held.push(cause);
+            facts.push(fact);
             true
         }
         Claim::Another => false,
@@ -37,16 +43,16 @@ pub(super) fn tells(cause: u64) -> bool {
 
 enum Claim {
     Ours(OwnedFd),
-    /// Another process of this user tells.
+    /// Another process of this user has it.
     Another,
-    /// The system gives no name, or a stranger has it.
+    /// The system gives no name, another user has it, or its holder is not known.
     Unknown,
 }
 
-fn name(job: &str, cause: u64) -> String {
+fn name(job: &str, fact: u64) -> String {
     let mut hasher = DefaultHasher::new();
     job.hash(&mut hasher);
-    format!("udrv-log/{}/{:016x}/{cause:016x}", process::effective_uid(), hasher.finish())
+    format!("udrv-log/{}/{:016x}/{fact:016x}", process::effective_uid(), hasher.finish())
 }
 
 fn take(name: &str) -> Claim {
@@ -58,11 +64,9 @@ fn take(name: &str) -> Claim {
 }
 
 fn is_of_this_user(name: &str) -> bool {
-    match unix::connect(name).and_then(|socket| unix::credentials(socket.as_fd())) {
-        Ok(who) => who.uid == process::effective_uid(),
-        // So many have asked already.
-        Err(errno) => errno.is_would_block(),
-    }
+    // A full backlog (EAGAIN) shows nothing: another user may have filled its own.
+    let holder = unix::connect(name).and_then(|socket| unix::credentials(socket.as_fd()));
+    holder.is_ok_and(|holder| holder.uid == process::effective_uid())
 }
 
 #[cfg(test)]
@@ -70,26 +74,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_process_of_a_job_tells() {
+    fn one_process_of_a_job_reports() {
         let job = format!("test of {}", process::pid());
         let Claim::Ours(first) = take(&name(&job, 1)) else { panic!("nobody has it") };
         assert!(matches!(take(&name(&job, 1)), Claim::Another));
-        assert!(matches!(take(&name(&job, 2)), Claim::Ours(_)), "another cause");
+        assert!(matches!(take(&name(&job, 2)), Claim::Ours(_)), "another fact");
         assert!(matches!(take(&name("another job", 1)), Claim::Ours(_)));
         drop(first);
-        assert!(matches!(take(&name(&job, 1)), Claim::Ours(_)), "the one that told has ended");
+        assert!(matches!(take(&name(&job, 1)), Claim::Ours(_)), "the first reporter has ended");
     }
 
     #[test]
-    fn who_takes_the_name_and_does_not_listen_silences_nobody() {
+    fn a_holder_that_does_not_listen_or_answer_suppresses_no_line() {
         let name = name(&format!("test of a stranger of {}", process::pid()), 1);
-        let _taken = unix::reserve(&name).unwrap();
+        let taken = unix::reserve(&name).unwrap();
         assert!(matches!(take(&name), Claim::Unknown));
+        drop(taken);
+        let full = unix::listen(&name).unwrap();
+        let connections = (0..2 * unix::BACKLOG).map(|_| unix::connect(&name));
+        let waiting = connections.take_while(Result::is_ok).count();
+        assert!(waiting < 2 * unix::BACKLOG, "the backlog is full");
+        assert!(matches!(take(&name), Claim::Unknown));
+        drop(full);
     }
 
     #[test]
-    fn without_a_launcher_each_process_tells() {
+    fn without_a_launcher_each_process_reports() {
         // The tests have no launcher.
-        assert!(Launcher::here().job.is_some() || (tells(1) && tells(1)));
+        assert!(Launcher::here().job.is_some() || (is_first_reporter(1) && is_first_reporter(1)));
     }
 }

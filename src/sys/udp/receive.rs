@@ -51,6 +51,7 @@ impl Losses {
             return;
         };
         log::limited!(
+            node: 0,
             "{} datagrams have found the socket's receive buffer full, and are sent again: it has {} KiB, and 8192 KiB are wanted. Raise the limit: sysctl -w net.core.rmem_max=8388608",
             self.overflowed,
             small / 1024

@@ -386,7 +386,7 @@ pub(super) fn read_answer(link: &mut Outbound, epoll: &Epoll) -> Answer {
 #[cold]
 fn tell_forbidden(pid: i32, errno: Errno) {
     log::limited!(
-        cause: errno.0,
+        node: errno.0,
         "cross-memory attach to process {pid} of this node is forbidden (process_vm_readv: {errno}): long messages are copied twice, through shared memory, which is slower. Likely causes: a seccomp profile, a container without CAP_SYS_PTRACE, kernel.yama.ptrace_scope above 1; FI_UDRV_CMA=off says that this is wanted"
     );
 }

@@ -270,6 +270,7 @@ impl Connection {
         let (me, peer) = (shared.settings.address, self.address);
         let timeout_s = shared.settings.peer_timeout_ns / 1_000_000_000;
         log::limited!(
+            node: log::number_of(peer.0.ip()),
             "{peer} has not answered {me} for {} s. Likely causes: a firewall keeps UDP from passing between these two \
              ports (FI_UDRV_PORTS limits them to a range); one of the addresses is of an interface that does not lead to \
              the other host (FI_UDRV_IFACE chooses another); the peer's process has ended, is stopped, or has another \

@@ -1,45 +1,61 @@
-//! The provider's own log, beside libfabric's, which says nothing at its default level: FI_UDRV_LOG and
+//! The provider's own log, beside libfabric's, which writes nothing at its default level: FI_UDRV_LOG and
 //! FI_UDRV_LOG_FILE.
 //!
 //! A line names host, process and rank. Of an error or a warning only the first line is written, by one process of the
-//! job on each node; later lines of the same cause follow at growing intervals, with the number of those between
-//! (`limited.rs`). What libfabric's log has written is not written to the standard error stream again.
+//! job on each node, unless each process has its own file; later lines of the same cause follow at growing intervals,
+//! with the number of those between (`limited.rs`). What libfabric's log has is not written to the standard error stream
+//! again.
 
 use super::cause::Cause;
 use super::config::LogConfig;
 use super::launcher::Launcher;
 use super::level::Level;
 use super::limited::{Counted, Limited};
-use super::node;
+use super::{node, soon};
 use crate::sys::{clock, output, process};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
-use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Mutex, OnceLock};
 
 /// The least severe level that is written: its number, and one more; 0: off.
 static LEVELS: AtomicU8 = AtomicU8::new(0);
 static HAS_FILE: AtomicBool = AtomicBool::new(false);
-static FILE: RwLock<Option<PathBuf>> = RwLock::new(None);
+static FILE: Mutex<Option<LogFile>> = Mutex::new(None);
 
-/// Starts to speak, or ends with `None`.
+/// The value of FI_UDRV_LOG_FILE.
+#[derive(Clone, Debug)]
+struct LogFile {
+    /// With `%p` only: a forked child has its own file.
+    pattern: String,
+    /// No other process of a job writes there.
+    is_of_process: bool,
+}
+
+impl LogFile {
+    fn new(pattern: &Path) -> Self {
+        let pattern = pattern.to_string_lossy();
+        let is_of_process = pattern.contains("%p") || pattern.contains("%r");
+        let rank = Launcher::here().rank.map_or_else(|| "none".to_owned(), |rank| rank.to_string());
+        Self { pattern: pattern.replace("%h", host()).replace("%r", &rank), is_of_process }
+    }
+
+    fn path(&self) -> PathBuf {
+        PathBuf::from(self.pattern.replace("%p", &process::pid().to_string()))
+    }
+}
+
+/// Opens the log, or closes it with `None`.
 pub(crate) fn set(config: Option<&LogConfig>) {
+    output::remember_stderr();
     let level = config.and_then(|config| config.level);
     // The environment of a privileged process must not name files.
     let file = config.and_then(|config| config.file.as_deref());
-    let file = file.filter(|_| !process::is_privileged()).map(named);
+    let file = file.filter(|_| !process::is_privileged()).map(LogFile::new);
     HAS_FILE.store(file.is_some(), Relaxed);
-    if let Ok(mut slot) = FILE.write() {
+    if let Some(mut slot) = soon::lock(&FILE) {
         *slot = file;
     }
     LEVELS.store(level.map_or(0, |level| level as u8 + 1), Relaxed);
-}
-
-/// The file of this process.
-fn named(pattern: &Path) -> PathBuf {
-    let rank = Launcher::here().rank.map_or_else(|| "none".to_owned(), |rank| rank.to_string());
-    let text = pattern.to_string_lossy();
-    let text = text.replace("%h", host()).replace("%p", &process::pid().to_string());
-    PathBuf::from(text.replace("%r", &rank))
 }
 
 fn host() -> &'static str {
@@ -47,34 +63,37 @@ fn host() -> &'static str {
     HOST.get_or_init(output::host)
 }
 
-/// Whether a line of this level is written; `told`: libfabric's log has it.
-pub(super) fn wants(level: Level, told: bool) -> bool {
-    LEVELS.load(Relaxed) > level as u8 && (!told || HAS_FILE.load(Relaxed))
+/// Whether a line of this level is written; `has_sink`: libfabric's log has it.
+pub(super) fn wants(level: Level, has_sink: bool) -> bool {
+    LEVELS.load(Relaxed) > level as u8 && (!has_sink || HAS_FILE.load(Relaxed))
 }
 
-/// Writes a line, if it is due.
-pub(super) fn say(level: Level, cause: Option<Cause>, text: &str) {
-    let held = match cause {
-        None => Some(0),
-        Some(cause) if !node::tells(cause.key()) => None,
-        Some(cause) if cause.is_limited() => Some(0),
-        Some(cause) => repetitions(cause.key()),
-    };
-    let Some(held) = held else { return };
+/// Writes a line, if it is due. `has_sink`: libfabric's log has it.
+pub(super) fn write(level: Level, cause: Option<Cause>, text: &str, has_sink: bool) {
+    let is_first = || cause.is_none_or(|cause| node::is_first_reporter(cause.fact(text)));
+    let file = soon::lock(&FILE).and_then(|slot| slot.clone());
+    let is_of_process = file.as_ref().is_some_and(|file| file.is_of_process);
+    if !is_of_process && !is_first() {
+        return;
+    }
+    let Some(held) = cause.map_or(Some(0), due) else { return };
     let line = line(level, &format!("{text}{}", Counted(held)));
-    let file = FILE.read().ok().and_then(|slot| slot.clone());
-    let written = file.is_some_and(|path| output::append(&path, line.as_bytes()).is_ok());
-    if !written {
+    let appended = file.is_some_and(|file| output::append(&file.path(), line.as_bytes()).is_ok());
+    if !appended && !has_sink && (!is_of_process || is_first()) {
         output::to_stderr(line.as_bytes());
     }
 }
 
 /// How many lines of a cause were not written before this one; `None`: this one is not due either.
+fn due(cause: Cause) -> Option<u64> {
+    cause.counted().or_else(|| repetitions(cause.key()))
+}
+
 fn repetitions(cause: u64) -> Option<u64> {
-    /// Causes that are told apart; those beyond are silent.
+    /// Most causes that are counted; lines of further ones are not written.
     const CAUSES: usize = 256;
     static SEEN: Mutex<Vec<(u64, Limited)>> = Mutex::new(Vec::new());
-    let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut seen = soon::lock(&SEEN)?;
     if let Some((_, limited)) = seen.iter().find(|(key, _)| *key == cause) {
         return limited.admit(clock::now_ns());
     }
@@ -117,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_is_told_once_and_then_counted() {
+    fn a_cause_has_one_line_and_is_then_counted() {
         let cause = 0x7e57;
         assert_eq!(repetitions(cause), Some(0));
         assert_eq!(repetitions(cause), None);
@@ -129,7 +148,11 @@ mod tests {
     #[test]
     fn a_file_is_each_processs_own() {
         let pid = process::pid();
-        assert_eq!(named(Path::new("/x/%h.%p")), PathBuf::from(format!("/x/{}.{pid}", host())));
-        assert_eq!(named(Path::new("/x/udrv")), PathBuf::from("/x/udrv"));
+        let own = LogFile::new(Path::new("/x/%h.%p"));
+        assert_eq!(own.path(), PathBuf::from(format!("/x/{}.{pid}", host())));
+        assert!(own.pattern.ends_with(".%p"), "a forked child has its own");
+        let shared = LogFile::new(Path::new("/x/udrv.%h"));
+        assert!(own.is_of_process && !shared.is_of_process);
+        assert!(LogFile::new(Path::new("/x/udrv.%r")).is_of_process);
     }
 }
