@@ -109,6 +109,18 @@ impl Buffers {
         self.take(len)
     }
 
+    /// Makes `buffer` one that no device reads, with the same contents: a device may not have sent it yet, and what it
+    /// reads does not change. False: there is no memory now.
+    pub(super) fn detach(&mut self, buffer: &mut Buffer) -> bool {
+        if buffer.is_read() {
+            return true;
+        }
+        let Some(mut copy) = self.take(buffer.len()) else { return false };
+        copy.hold(buffer);
+        self.give(std::mem::replace(buffer, copy));
+        true
+    }
+
     /// Takes a buffer back. One without capacity was given back before.
     pub(super) fn give(&mut self, buffer: Buffer) {
         let size = buffer.capacity();

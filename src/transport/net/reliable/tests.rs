@@ -18,6 +18,8 @@ const MS: u64 = 1_000_000;
 #[derive(Default)]
 struct Wire {
     packets: Vec<Vec<u8>>,
+    /// The addresses of all packets so far.
+    places: Vec<usize>,
     /// It delivers no damaged packets.
     sound: bool,
     /// Packets that it takes at a time, if limited.
@@ -32,6 +34,7 @@ impl Link for Wire {
     fn send(&mut self, _: &Address, packets: &[IoSlice<'_>]) -> usize {
         let taken = packets.len().min(self.most.unwrap_or(usize::MAX));
         self.packets.extend(packets.iter().take(taken).map(|p| p.to_vec()));
+        self.places.extend(packets.iter().take(taken).map(|p| p.as_ptr().addr()));
         taken
     }
 
@@ -519,6 +522,27 @@ fn what_is_lost_is_sent_again() {
     assert!(bench.b.heard.messages.len() > 100);
     assert!(bench.b.heard.messages.iter().all(|(_, p)| *p == payload(p.len())));
     assert_eq!(bench.b.heard.events, ["connected"]);
+}
+
+#[test]
+fn a_packet_that_a_device_may_still_read_stays_as_it_is() {
+    let mut bench = Bench::connected();
+    let pool = Pool::new(1472).unwrap();
+    bench.a.machine.lend(pool.clone());
+    // The device takes packets, and has sent none of them yet.
+    pool.set_posted(1);
+    bench.a.wire.places.clear();
+    bench.send(b"head", 1000).unwrap();
+    let Bench { a, now, .. } = &mut bench;
+    for _ in 0..200 {
+        a.machine.poll_transmit(*now, &mut a.wire);
+        *now += MS;
+        a.machine.on_timeout(*now, &mut a.heard);
+    }
+    let [first, repeats @ ..] = &a.wire.places[..] else { panic!("nothing was sent") };
+    assert!(!repeats.is_empty() && !repeats.contains(first));
+    bench.exchange(|_| true);
+    assert_eq!(bench.b.heard.messages, [(b"head".to_vec(), payload(1000))]);
 }
 
 #[test]

@@ -136,7 +136,7 @@ impl Connection {
         fresh: bool,
     ) -> usize {
         let Some(remote) = self.handshake.remote else { return 0 };
-        let count = (batch.end - batch.start) as usize;
+        let mut count = (batch.end - batch.start) as usize;
         let asks = self.sender.wants_answer(count);
         let mut header = self.header(turn, &remote, Kind::Data);
         // The first packet is the longest.
@@ -149,6 +149,10 @@ impl Connection {
             header.transmission = packet.transmission as u32;
             if asks && i + 1 == count {
                 header.flags |= ACK_REQUEST;
+            }
+            if !fresh && (i > count || !turn.shared.buffers.detach(&mut packet.bytes)) {
+                count = count.min(i);
+                continue;
             }
             let bytes = &mut packet.bytes[..];
             let Some((head, frames)) = bytes.split_first_chunk_mut::<HEADER_LEN>() else {
