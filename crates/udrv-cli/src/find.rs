@@ -14,9 +14,15 @@ pub(crate) const LIBFABRIC: &str = "libfabric.so.1";
 /// the one from which the loader's libfabric takes providers unasked.
 pub(crate) fn provider_folder() -> Option<PathBuf> {
     let named = env::var("FI_PROVIDER_PATH").unwrap_or_default();
-    let named = named.trim_start_matches('@').split(':').map(PathBuf::from);
     let holds = |folder: &PathBuf| folder.join(PROVIDER).is_file();
-    named.chain(installed_folders()).find(holds).or_else(|| libfabrics_folder().filter(holds))
+    let mut folders = folders_of(&named).into_iter().chain(installed_folders());
+    folders.find(holds).or_else(|| libfabrics_folder().filter(holds))
+}
+
+/// The folders that exist of a value of FI_PROVIDER_PATH, as absolute paths.
+pub(crate) fn folders_of(path: &str) -> Vec<PathBuf> {
+    let entries = path.trim_start_matches('@').split(':').filter(|entry| !entry.is_empty());
+    entries.filter_map(|entry| Path::new(entry).canonicalize().ok()).collect()
 }
 
 /// The folder from which the loader's libfabric takes providers if FI_PROVIDER_PATH is not set: what it says itself.
@@ -62,4 +68,17 @@ pub(crate) fn libfabric_of(launcher: &Path) -> Option<PathBuf> {
     let found =
         folders.into_iter().map(|folder| folder.join(LIBFABRIC)).find(|file| file.is_file());
     found.and_then(|file| file.canonicalize().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_folder_is_not_the_current_one() {
+        assert_eq!(folders_of(""), Vec::<PathBuf>::new());
+        assert_eq!(folders_of("@"), Vec::<PathBuf>::new());
+        let here = env::current_dir().unwrap().canonicalize().unwrap();
+        assert_eq!(folders_of("@:/nowhere:.::/proc/../"), [here, PathBuf::from("/")]);
+    }
 }

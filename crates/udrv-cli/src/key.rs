@@ -67,7 +67,9 @@ pub(crate) fn path() -> Option<PathBuf> {
 }
 
 pub(crate) fn state(path: &Path) -> State {
-    let mut file = match File::open(path) {
+    // A FIFO would be waited for.
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let mut file = match opened {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => return State::Missing,
         Err(error) => return State::Bad(format!("cannot be read: {error}")),
@@ -123,6 +125,9 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         fs::write(&path, "short").unwrap();
         assert_eq!(state(&path), State::Bad("has 5 bytes".to_owned()));
+        fs::remove_file(&path).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert_eq!(state(&path), State::Bad("is not a regular file".to_owned()));
         fs::remove_dir_all(folder).unwrap();
     }
 }

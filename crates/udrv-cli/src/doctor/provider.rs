@@ -86,8 +86,7 @@ fn is_new_enough(version: &str) -> bool {
 fn environment(folder: &Path) -> Option<Finding> {
     let set = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
     if let Some(path) = set("FI_PROVIDER_PATH") {
-        let is_there = |one: &str| Path::new(one).join(find::PROVIDER).is_file();
-        if !path.trim_start_matches('@').split(':').any(is_there) {
+        if !find::folders_of(&path).iter().any(|folder| folder.join(find::PROVIDER).is_file()) {
             let says = format!("FI_PROVIDER_PATH={path} has no {}", find::PROVIDER);
             let remedy = format!("export FI_PROVIDER_PATH={}", folder.display());
             return Some(Finding::new("environment", Verdict::Fail, says).remedy(remedy));
