@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // foreign functions
 
 use crate::libfabric::{FabricFn, Infos, Libfabric};
+use crate::watch::Watch;
 use libfabric_sys::{
     FI_ADDR_UNSPEC, FI_AV_TABLE, FI_CQ_FORMAT_CONTEXT, FI_EAGAIN, FI_ENABLE, FI_ENOSYS, FI_RECV,
     FI_TRANSMIT, fi_addr_t, fi_av_attr, fi_context2, fi_cq_attr, fi_cq_entry, fid, fid_av, fid_cq,
@@ -50,6 +51,7 @@ pub(crate) struct Endpoint {
     buffer: Vec<u8>,
     next: usize,
     pending: usize,
+    watch: Watch,
     libfabric: Libfabric,
 }
 
@@ -65,8 +67,8 @@ impl<T> Drop for Object<T> {
 }
 
 impl Endpoint {
-    /// Opens and enables one of `provider`'s.
-    pub(crate) fn open(libfabric: Libfabric, provider: &str) -> Result<Self, String> {
+    /// Opens and enables one of `provider`'s. Its calls wait as long as the other process lives, as `watch` tells.
+    pub(crate) fn open(libfabric: Libfabric, provider: &str, watch: Watch) -> Result<Self, String> {
         let infos = libfabric.ask(provider)?;
         let info = infos.first;
         let lib = &libfabric;
@@ -113,6 +115,7 @@ impl Endpoint {
                 buffer: vec![1; LONGEST],
                 next: 0,
                 pending: 0,
+                watch,
                 libfabric,
             })
         }
@@ -234,7 +237,7 @@ impl Endpoint {
         }
     }
 
-    /// Takes completions that there are.
+    /// Takes completions that there are. Errors: also that the other process has ended.
     pub(crate) fn progress(&mut self) -> Result<(), String> {
         const MOST: usize = 16;
         // SAFETY: zeroes are a valid value of these structures.
@@ -247,7 +250,7 @@ impl Endpoint {
             return Ok(());
         }
         if n == -(FI_EAGAIN as isize) {
-            return Ok(());
+            return self.watch.idle();
         }
         self.libfabric.check("fi_cq_read", n as i64)
     }

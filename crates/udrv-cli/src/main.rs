@@ -4,6 +4,7 @@
 //! one that crashes, or waits for a device, takes nothing else along.
 #![deny(unsafe_code)]
 
+mod bounded;
 mod doctor;
 mod fabric;
 mod find;
@@ -14,6 +15,7 @@ mod peer;
 mod perf;
 mod probe;
 mod run;
+mod watch;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;

@@ -3,8 +3,10 @@
 
 use crate::fabric::{Endpoint, Peer};
 use crate::libfabric::Libfabric;
+use crate::watch::{Watch, end_with_the_leader};
 use crate::{Outcome, find};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
@@ -84,15 +86,16 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Opens an endpoint, and exchanges names.
+    /// Opens an endpoint, and exchanges names. Both ends of `read` and `write` stay open until the processes end.
     pub(crate) fn meet(
         libfabric: &str,
-        read: impl Read,
+        read: impl Read + AsFd,
         mut write: impl Write,
     ) -> Result<Self, String> {
-        let endpoint = Endpoint::open(Libfabric::open(libfabric)?, "udrv")?;
-        let hex: String = endpoint.name()?.iter().map(|byte| format!("{byte:02x}")).collect();
         let text = |error: std::io::Error| error.to_string();
+        let watch = Watch::new(read.as_fd().try_clone_to_owned().map_err(text)?);
+        let endpoint = Endpoint::open(Libfabric::open(libfabric)?, "udrv", watch)?;
+        let hex: String = endpoint.name()?.iter().map(|byte| format!("{byte:02x}")).collect();
         writeln!(write, "{hex}").and_then(|()| write.flush()).map_err(text)?;
         let mut line = String::new();
         BufReader::new(read.take(1024)).read_line(&mut line).map_err(text)?;
@@ -107,7 +110,7 @@ impl Pair {
         let mut command = Command::new(std::env::current_exe().map_err(text)?);
         command.arg("peer").env(LIBFABRIC, libfabric).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut other = Other(command.spawn().map_err(text)?);
-        let pipes = other.0.stdout.take().zip(other.0.stdin.take()).ok_or("no pipes")?;
+        let pipes = other.0.stdout.take().zip(other.0.stdin.as_mut()).ok_or("no pipes")?;
         Ok((Self::meet(libfabric, pipes.0, pipes.1)?, other))
     }
 
@@ -175,6 +178,7 @@ fn bytes_of(hex: &str) -> Option<Vec<u8>> {
 
 /// `udrv peer`: the process that obeys, by its standard input and output.
 pub(crate) fn run() -> Outcome {
+    end_with_the_leader();
     let libfabric = std::env::var(LIBFABRIC).unwrap_or_else(|_| find::LIBFABRIC.to_owned());
     Pair::meet(&libfabric, std::io::stdin(), std::io::stdout())?.obey()?;
     Ok(ExitCode::SUCCESS)

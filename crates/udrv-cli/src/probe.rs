@@ -3,11 +3,12 @@
 
 use crate::libfabric::Libfabric;
 use crate::peer::Pair;
-use crate::{Outcome, find, run};
+use crate::watch::end_with_the_leader;
+use crate::{Outcome, bounded, find, run};
 use serde_json::{Value, json};
 use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 #[derive(clap::Args)]
 pub(crate) struct Probe {
@@ -27,6 +28,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 impl Probe {
     pub(crate) fn run(self) -> Outcome {
+        end_with_the_leader();
         let libfabric = Libfabric::open(&self.libfabric)?;
         let (major, minor) = libfabric.version()?;
         let mut found = json!({
@@ -92,27 +94,20 @@ fn thresholds(libfabric: &str) -> Result<Vec<String>, String> {
 pub(crate) fn probe(arguments: &[&str], folder: Option<&Path>) -> Result<Value, String> {
     let exe = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new(exe);
-    command.arg("probe").args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.arg("probe").args(arguments);
     match folder {
         Some(folder) => command.envs(run::variables(folder.to_owned())),
         None => command.env_remove("FI_PROVIDER_PATH").env_remove("FI_PROVIDER"),
     };
-    let mut child = command.spawn().map_err(|error| error.to_string())?;
-    let begun = Instant::now();
-    // What it prints fits into a pipe.
-    while child.try_wait().map_err(|error| error.to_string())?.is_none() {
-        if begun.elapsed() > LIMIT {
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(format!("it says nothing for {} s", LIMIT.as_secs()));
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let output = child.wait_with_output().map_err(|error| error.to_string())?;
+    let output = bounded::output(&mut command, LIMIT)?;
+    let said = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let last = said.trim().lines().last().unwrap_or("it crashed").to_owned();
+        let mut lines: Vec<&str> = said.trim_end().lines().collect();
+        let last = lines.pop().unwrap_or("it crashed").to_owned();
+        lines.iter().for_each(|line| eprintln!("{line}"));
         return Err(last.trim_start_matches("udrv: ").to_owned());
     }
+    // Warnings of the provider are for the user.
+    eprint!("{said}");
     serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())
 }

@@ -1,9 +1,10 @@
 //! The MPIs in PATH: whether their libfabric takes the provider, and the exact line for each.
 
 use super::{Finding, Verdict, provider};
-use crate::find;
+use crate::{bounded, find};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
 /// An MPI, known by what its launcher says of itself.
 struct Kind {
@@ -17,7 +18,7 @@ const KINDS: [Kind; 3] = [
     Kind {
         name: "Open MPI",
         mark: "Open MPI",
-        line: "udrv run mpirun -np 2 --mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include udrv ./app",
+        line: "udrv run mpirun -np 2 -x FI_PROVIDER -x FI_PROVIDER_PATH --mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include udrv ./app",
     },
     Kind {
         name: "Intel MPI",
@@ -30,6 +31,9 @@ const KINDS: [Kind; 3] = [
         line: "MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1 udrv run mpiexec -n 2 ./app",
     },
 ];
+
+/// How long a launcher may take to say what it is.
+const LIMIT: Duration = Duration::from_secs(10);
 
 pub(super) fn check() -> Vec<Finding> {
     let launchers = [find::programs("mpiexec"), find::programs("mpirun")].concat();
@@ -62,7 +66,7 @@ fn check_one(kind: &Kind, launcher: &Path) -> Finding {
 }
 
 fn kind_of(launcher: &Path) -> Option<&'static Kind> {
-    let output = Command::new(launcher).arg("--version").stdin(Stdio::null()).output().ok()?;
+    let output = bounded::output(Command::new(launcher).arg("--version"), LIMIT).ok()?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned()
         + &String::from_utf8_lossy(&output.stderr);
     // Open MPI's mpiexec may call itself by the name of its launcher.
