@@ -5,7 +5,7 @@ use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::transport::{
-    Head, Iface, MAX_HEADER, PeerId, Put, Remote, RemoteKey, SendError, Share, slice_ranges,
+    Access, Head, Iface, MAX_HEADER, PeerId, Put, Remote, RemoteKey, SendError, Share, slice_ranges,
 };
 use std::fmt;
 
@@ -68,8 +68,7 @@ impl Ranges {
         local: &SegmentList,
         offset: usize,
     ) -> Result<usize, SendError> {
-        let (from, len) = self.at(offset, local.len()).ok_or(NOWHERE)?;
-        iface.get(peer, &local.slice(0, len), &from, 0)?.moved()
+        self.each(local, offset, |local, from| iface.get(peer, local, from, 0))
     }
 
     /// The same for a write.
@@ -80,9 +79,34 @@ impl Ranges {
         local: &SegmentList,
         offset: usize,
     ) -> Result<usize, SendError> {
-        let (to, len) = self.at(offset, local.len()).ok_or(NOWHERE)?;
         let how = Put { notify: false, delivered: false, stays: false, token: 0 };
-        iface.put(peer, &local.slice(0, len), &to, how)?.moved()
+        self.each(local, offset, |local, to| iface.put(peer, local, to, how))
+    }
+
+    /// Accesses range after range, until `local` is used up. Returns how many bytes were moved: fewer if a later range
+    /// fails.
+    fn each(
+        &self,
+        local: &SegmentList,
+        offset: usize,
+        mut access: impl FnMut(&SegmentList, &Remote) -> Result<Access, SendError>,
+    ) -> Result<usize, SendError> {
+        let mut done = 0;
+        loop {
+            let place = self.at(offset + done, local.len() - done).ok_or(NOWHERE);
+            let moved = place.and_then(|(at, len)| {
+                Ok((access(&local.slice(done, len), &at)?.moved()?.min(len), len))
+            });
+            match moved {
+                Ok((moved, len)) => {
+                    done += moved;
+                    if moved < len || done >= local.len() {
+                        return Ok(done);
+                    }
+                }
+                Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
+            }
+        }
     }
 }
 

@@ -161,6 +161,24 @@ fn who_takes_what_is_here_has_answered_when_the_call_returns() {
 }
 
 #[test]
+fn an_access_moves_all_ranges_and_stops_where_one_fails() {
+    for (reach, all) in [(Reach::On, true), (FAULTS, false)] {
+        let mut world = world(reach, reach);
+        let peer = world.peer(0, 1);
+        let (mut far, mut near) = (Memory::pattern(1, 300), Memory::zeroed(250));
+        let ranges = Ranges::new(lend(&mut far.0, &[100, 200]).ranges());
+        let local = near.list();
+        let iface = world.node(0).engine.iface_mut();
+        let read = ranges.get(iface, peer, &local, 50).unwrap();
+        assert!(near.0[..read] == far.0[50..50 + read]);
+        near.0.fill(7);
+        let written = ranges.put(iface, peer, &local, 50).unwrap();
+        assert!(far.0[50..50 + written] == [7; 250][..written]);
+        assert!(if all { read == 250 && written == 250 } else { read <= 50 && written <= 50 });
+    }
+}
+
+#[test]
 fn a_refusal_midway_falls_back_to_the_next_way() {
     for errno in [libc::EPERM, libc::EACCES, libc::ENOSYS, libc::EOPNOTSUPP] {
         let refuses = Reach::Fails { after: 2, errno };
