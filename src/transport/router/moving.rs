@@ -5,6 +5,7 @@
 //! retried until the peer has room. If the peer refused for a permanent reason (a system-call filter), the messages are
 //! lost, and operations to the peer fail with the error of the refusal.
 
+use super::carries;
 use super::list::{Lane, each_lane_mut, on_lane, on_lane_mut};
 use super::routes::{Moving, NO_WAY, Route, Router, set_route};
 use crate::sys::{Errno, clock};
@@ -58,6 +59,10 @@ impl Router {
                         on_lane_mut!(self.lanes, from, t => t.give_up(peer, errno), ());
                     }
                     set_route(&mut self.routes, moving.peer, Route::None);
+                    // The buffers of operations that end are accessed no more.
+                    each_lane_mut!(self.lanes, (lane, t) => if !carries(t) {
+                        t.drain(moving.peer, handler);
+                    });
                     handler.on_departure(moving.peer, Departure::Failed(errno));
                 }
             }

@@ -98,6 +98,28 @@ fn a_key_goes_to_its_lane_and_is_void_with_that_lane_only() {
 }
 
 #[test]
+fn all_lanes_to_a_peer_end_when_its_messages_are_lost() {
+    let refused = Errno(libc::EPERM);
+    OPEN.set(true);
+    let (mut a, mut b) = (on_loopback(), on_loopback());
+    OPEN.set(false);
+    let to = a.connect(&b.address()).unwrap();
+    a.send(to, Mode::Short, b"header", 8, |_, _| ()).unwrap();
+    assert_eq!(a.lanes.second.as_ref().unwrap().met(), [to]);
+    REFUSED.set(Some(refused));
+    let (mut losses, begun) = (Losses::default(), clock::now_ns());
+    while losses.1.is_empty() {
+        a.poll(&mut losses);
+        b.poll(&mut Losses::default());
+        assert!(clock::now_ns() - begun < 60_000_000_000);
+    }
+    REFUSED.set(None);
+    assert_eq!(losses.1, [Departure::Failed(refused)]);
+    let met = [a.lanes.first.as_ref().unwrap().met(), a.lanes.second.as_ref().unwrap().met()];
+    assert_eq!(met, [&[][..]; 2], "their peer has no memory of ours any more");
+}
+
+#[test]
 fn all_lanes_to_a_peer_end_when_it_departs() {
     let (mut a, b, to, _) = with_lanes();
     drop(b);
