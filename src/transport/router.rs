@@ -549,10 +549,11 @@ impl OneSided for Router {
     fn lanes(&self, peer: PeerId) -> super::Lanes {
         let mut list = super::Lanes::default();
         let Some(by) = self.lane(peer) else { return list };
-        // A peer that does not send by a transport of messages does not access our memory by it.
-        let mixed = self.is_mixed(peer);
-        each_lane!(self.lanes, (lane, t) => if !carries(t) || lane == by && !mixed {
-            t.lanes(peer).iter().for_each(|lane| list.push(*lane));
+        each_lane!(self.lanes, (lane, t) => if !carries(t) || lane == by {
+            let own = t.lanes(peer);
+            // A peer that does not send by a transport of messages does not access our memory by it.
+            let works = own.iter().next().is_some() && !(carries(t) && self.is_mixed(peer));
+            own.iter().filter(|_| works).for_each(|lane| list.push(*lane));
         });
         list
     }

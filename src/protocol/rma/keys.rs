@@ -260,11 +260,24 @@ impl Told {
         }
     }
 
-    /// Counts a short operation of `peer`. Returns true at every [`OFTEN`]th.
-    pub(super) fn asks_often(&mut self, peer: PeerId) -> bool {
+    /// Counts a short operation of `len` bytes of `peer`. Returns true at every [`OFTEN`]th, or at the next one that has
+    /// `least` bytes. `least` is asked for then only, because that costs; `None`: no short operation is long enough.
+    pub(super) fn asks_often(
+        &mut self,
+        peer: PeerId,
+        len: u64,
+        least: impl FnOnce() -> Option<u64>,
+    ) -> bool {
         let short = &mut self.regions.entry(peer).or_default().short;
-        *short = short.wrapping_add(1);
-        *short % OFTEN == 0
+        *short = short.saturating_add(1);
+        if *short < OFTEN {
+            return false;
+        }
+        let least = least();
+        if least.is_none_or(|least| len >= least) {
+            *short = 0;
+        }
+        least.is_some_and(|least| len >= least)
     }
 
     /// Notes ranges that `peer` has accessed, to advertise them to it.
@@ -325,6 +338,22 @@ mod tests {
         let known = |key| granted.find(key, 0).is_some();
         assert_eq!([most + 1, most, most - 1].map(known), [true; 3]);
         assert_eq!([most - 2, most - 3, most - 4].map(known), [false, false, true]);
+    }
+
+    #[test]
+    fn what_is_worth_advertising_is_asked_for_at_every_16th_short_operation() {
+        let (mut told, asked) = (Told::default(), std::cell::Cell::new(0));
+        let mut count = |len, least: Option<u64>| {
+            let ask = || {
+                asked.set(asked.get() + 1);
+                least
+            };
+            (0..3 * OFTEN).filter(|_| told.asks_often(PeerId(0), len, ask)).count()
+        };
+        assert_eq!((count(64, Some(64)), asked.take()), (3, 3));
+        assert_eq!((count(64, None), asked.take()), (0, 3), "no lane is for short ones");
+        assert_eq!(count(8, Some(64)), 0);
+        assert_eq!(count(64, Some(64)), 3, "the first that is long enough is not missed");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use super::alone::write_min;
 use super::packet::RmaPacket;
-use super::ranges::{MAX_RANGES, RemoteAccess};
+use super::ranges::{MAX_RANGES, RemoteAccess, RemoteRanges};
 use super::requests::{Place, Read, Request, Write};
 use super::state::{Answer, BATCH, FLUSH_AFTER, PULL_WINDOW, READ_WINDOW, status_of};
 use crate::memory::keys::{Denied, Right};
@@ -49,7 +49,7 @@ impl Core {
     fn offer(&mut self, request: &Request, whole: bool) {
         let (total, long) = (request.ranges.total(), self.limits.alone_min as u64);
         let counts = whole && total >= write_min(&self.limits);
-        if total >= long || (counts && self.rma.told.asks_often(request.peer)) {
+        if total >= long || (counts && self.rma.told.asks_often(request.peer, total, || Some(0))) {
             self.rma.told.offer(request.peer, &request.ranges);
         }
     }
@@ -422,14 +422,7 @@ impl<I: Iface> Engine<I> {
                 if read.done >= read.request.ranges.total() {
                     let ranges = read.request.ranges;
                     self.core.end_read(peer, None, host);
-                    let lanes = self.iface.lanes(peer);
-                    let least = lanes.iter().filter_map(|lane| lane.read_min).min();
-                    let least = least.unwrap_or(usize::MAX) as u64;
-                    let short = least..self.core.limits.alone_min as u64;
-                    let told = &mut self.core.rma.told;
-                    if short.contains(&ranges.total()) && told.asks_often(peer) {
-                        told.offer(peer, &ranges);
-                    }
+                    self.offer_short(peer, &ranges);
                 }
                 Some(Step::Moved)
             }
@@ -439,6 +432,20 @@ impl<I: Iface> Engine<I> {
                 inbound.reads.clear();
                 Some(Step::Done)
             }
+        }
+    }
+
+    /// Notes the ranges of a read that was served by messages, if it is short. Longer ones are noted as requests.
+    fn offer_short(&mut self, peer: PeerId, ranges: &RemoteRanges) {
+        let (len, long) = (ranges.total(), self.core.limits.alone_min as u64);
+        let least = || {
+            let lanes = self.iface.lanes(peer);
+            let least = lanes.iter().filter_map(|lane| lane.read_min).min()? as u64;
+            Some(least).filter(|least| *least < long)
+        };
+        let told = &mut self.core.rma.told;
+        if len < long && told.asks_often(peer, len, least) {
+            told.offer(peer, ranges);
         }
     }
 
