@@ -83,7 +83,8 @@ impl Channel {
         most: usize,
     ) -> Result<Step, SendError> {
         let (reads, token, stays) = (op.right == Right::Read, key.to_wire(), op.copy.is_some());
-        let Some((at, len)) = self.granted.piece(&op.remote, offset, most) else {
+        let piece = self.granted.piece(&op.remote, offset, most).filter(|_| !self.unsure);
+        let Some((at, len)) = piece else {
             op.barred = true;
             return Ok(Step::Moved(0));
         };
@@ -151,10 +152,15 @@ impl<I: Iface> Engine<I> {
             true => channel.is_drained(),
             false => channel.admits_write(delivered),
         };
-        let Some(part) = channel.granted.parts.first().filter(|_| admitted) else { return false };
-        // Where two lanes have parts, any of them may say what is worth it.
-        let key = &part.registered.key;
-        let Some(min) = self.iface.direct_min(peer, key, reads) else { return false };
+        if !admitted || channel.granted.parts.is_empty() || channel.unsure {
+            return false;
+        }
+        // The lane of the first bytes says what is worth it.
+        let first = remote.as_slice().iter().find(|range| range.len > 0);
+        let part = first.and_then(|range| channel.granted.find(range.key, range.addr));
+        let min =
+            part.and_then(|(part, _)| self.iface.direct_min(peer, &part.registered.key, reads));
+        let Some(min) = min else { return false };
         let min = if reads || channel.reaching.is_empty() { min } else { 1 };
         (long || len >= min as u64) && channel.granted.cover(remote, right)
     }
@@ -177,9 +183,11 @@ impl<I: Iface> Engine<I> {
     #[cold]
     fn begin_flush(&mut self, peer: PeerId, at: &Remote) {
         // If it does not begin, the next pass tries again, or the connection has ended and nothing is left to flush.
-        if self.iface.flush_puts(peer, at, FLUSH) == Ok(Access::Begun) {
-            let channel = self.core.rma.channel(peer);
-            (channel.unflushed, channel.flushing) = (None, true);
+        let Ok(flush) = self.iface.flush_puts(peer, at, FLUSH) else { return };
+        let channel = self.core.rma.channel(peer);
+        channel.unflushed = None;
+        if flush == Access::Begun {
+            channel.flushing = true;
             self.core.peers.count_outstanding(peer, 1);
             self.iface.flush();
         }
@@ -214,7 +222,9 @@ impl<I: Iface> Engine<I> {
                 Step::OtherLane => {
                     let peer = op.peer;
                     self.flush_alone(peer);
-                    return Err(SendError::Again);
+                    // A flush may be complete at once, and nothing arrives then.
+                    let flushed = self.core.rma.channel(peer).is_flushed();
+                    return if flushed { Ok(Moved::Part) } else { Err(SendError::Again) };
                 }
             }
         }
@@ -260,9 +270,12 @@ impl<I: Iface> Engine<I> {
             return Ok(0);
         };
         let last = first.saturating_add(range.len.saturating_sub(1)).min(len - 1);
+        let told = self.core.rma.told.regions.get(&peer);
+        let kind = told.and_then(|told| told.kind_of(id));
         for lane in self.iface.lanes(peer).by_cost(range.len as usize, on_device) {
             let least = self.core.limits.alone_min.min(lane.direct_min());
-            if lane.register_max == 0 || range.len < least as u64 {
+            let other = kind.is_some_and(|kind| !lane.lane.has(kind));
+            if other || lane.register_max == 0 || range.len < least as u64 {
                 continue;
             }
             let what = (range.key, id, region);
@@ -464,7 +477,8 @@ impl Core {
     }
 
     /// A lane to `peer` was lost, and both sides' keys of it are void. Direct operations in progress on it may have been
-    /// done or not: they are repeated, by another lane or as messages.
+    /// done or not: they are repeated as messages. What of them is still on its way could overwrite what another lane
+    /// brings, so no operation is direct until the peer has answered one of these messages.
     pub(in crate::protocol) fn lose_reaches(&mut self, peer: PeerId, lane: LaneId) {
         self.rma.told.forget_lane(peer, lane);
         let Some(channel) = self.rma.channels.get_mut(peer.index()) else { return };
@@ -472,10 +486,12 @@ impl Core {
         if !lane.has(channel.kind) {
             return;
         }
+        // No message is without an answer where anything is not flushed, so each answer is one to a later message.
+        channel.unsure |= !channel.is_flushed();
         // The peer ends its queue pair before it handles later packets: no write is on its way to its memory then.
+        channel.unflushed = None;
         self.end_flush(peer);
         let Some(channel) = self.rma.channels.get_mut(peer.index()) else { return };
-        channel.unflushed = None;
         let idle = channel.queue.is_empty();
         while let Some(key) = channel.reaching.pop_back() {
             let Some(op) = self.rma.ops.get_mut(key) else { continue };

@@ -568,7 +568,7 @@ impl Core {
             channel.queue = std::collections::VecDeque::new();
             channel.reaching = std::collections::VecDeque::new();
             channel.granted = Granted::default();
-            channel.unflushed = None;
+            (channel.unflushed, channel.unsure) = (None, false);
         }
         for key in rma.ops.keys_where(|op| op.peer == peer) {
             self.end_access(key, Some(error), host);

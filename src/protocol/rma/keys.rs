@@ -175,6 +175,12 @@ pub(super) struct ToldTo {
 }
 
 impl ToldTo {
+    /// The kind of the lane that a region is advertised on. It is one lane, so that a byte has one key.
+    pub(super) fn kind_of(&self, region: u64) -> Option<u8> {
+        let parts = self.parts.range((region, 0, 0)..=(region, u64::MAX, u8::MAX));
+        parts.into_iter().find(|(_, part)| part.is_some()).map(|((.., kind), _)| *kind)
+    }
+
     /// Takes out the parts of a region.
     pub(super) fn take(&mut self, region: u64) -> Vec<ToldPart> {
         let mut taken = Vec::new();

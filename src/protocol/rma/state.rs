@@ -104,6 +104,8 @@ pub(super) struct Channel {
     pub(super) flushing: bool,
     /// The kind of the transport's key of the last of them, which names their lane.
     pub(super) kind: u8,
+    /// That lane was lost, and the target has not answered a later message yet: writes may still be on their way.
+    pub(super) unsure: bool,
     /// Writes of a certain length that were sent as messages since the last direct operation.
     pub(super) short_writes: u32,
 }
@@ -127,9 +129,10 @@ impl Channel {
         }
     }
 
-    /// Adds `by` to the counts for an operation of this kind.
+    /// Adds `by` to the counts for an operation of this kind: 1 when it is sent, -1 when it has its answer.
     pub(super) fn count(&mut self, right: Right, pulled: bool, by: i32) {
         let add = |count: &mut u32| *count = count.saturating_add_signed(by);
+        self.unsure &= by > 0;
         match right {
             Right::Read => add(&mut self.reads),
             Right::Write | Right::Update => add(&mut self.writes),

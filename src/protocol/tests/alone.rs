@@ -8,16 +8,16 @@ use crate::memory::keys::Right::{Read, Write};
 use crate::protocol::{Direction, Limits, RmaOp, SendOp};
 use crate::transport::{Departure, Prepared};
 
-const KEY: u64 = 42;
-const BOTH: [Right; 2] = [Read, Write];
-const LEN: usize = 3000;
+pub(super) const KEY: u64 = 42;
+pub(super) const BOTH: [Right; 2] = [Read, Write];
+pub(super) const LEN: usize = 3000;
 
 fn world(get: Reach, put: Reach) -> World {
     let weather = Weather { get: vec![get], put: vec![put], ..Weather::fair() };
     World::new(2, weather, Limits { alone_min: 1000, ..LIMITS })
 }
 
-fn ended(world: &mut World) -> Vec<Report> {
+pub(super) fn ended(world: &mut World) -> Vec<Report> {
     let mut all = world.reports(0, Direction::Write);
     all.extend(world.reports(0, Direction::Read));
     all
@@ -203,7 +203,7 @@ fn without_attach_for_one_direction_the_other_one_works() {
 }
 
 /// Two nodes with devices.
-fn distant(windows: Glazing) -> World {
+pub(super) fn distant(windows: Glazing) -> World {
     let windows = Glazing { exposes: true, ..windows };
     let weather =
         Weather { get: vec![Reach::Off], put: vec![Reach::Off], windows, ..Weather::fair() };
@@ -211,7 +211,7 @@ fn distant(windows: Glazing) -> World {
 }
 
 /// Repeats operations until endpoint 0 accesses region `KEY` of 1 directly: a transport may delay that.
-fn introduce(world: &mut World) {
+pub(super) fn introduce(world: &mut World) {
     for _ in 0..100 {
         acquaint(world);
         let reached = |world: &mut World| world.node(0).engine.counts().reached_bytes;

@@ -622,6 +622,13 @@ impl Net {
         panes.known(link.reads(a))
     }
 
+    /// The lanes that `me` advertises regions to `peer` on.
+    pub(super) fn advertised(&self, me: Slot, peer: Slot) -> Vec<LaneId> {
+        let link = &self.links[self.current(me, peer).unwrap()];
+        let panes = link.panes.iter().filter(|panes| panes.advertises(link.reads(me)));
+        panes.map(|panes| panes.rail).collect()
+    }
+
     /// Whether `me` has memory under a key that it made for `peer`.
     pub(super) fn is_registered(&self, me: Slot, peer: Slot, key: &RemoteKey) -> bool {
         let link = &self.links[self.current(me, peer).unwrap()];
@@ -990,8 +997,8 @@ impl OneSided for SimIface {
             lanes.push(LaneCaps {
                 receive_max: max,
                 receive_min: min,
-                read_min: exposes.then_some(64),
-                write_min: exposes.then_some(128),
+                read_min: exposes.then_some(64 * latency_ns as usize),
+                write_min: exposes.then_some(128 * latency_ns as usize),
                 register_max: if exposes { expose_max } else { 0 },
                 ..LaneCaps::of_host(rail, latency_ns, 1000)
             });
