@@ -182,6 +182,25 @@ mod tests {
     }
 
     #[test]
+    fn switches_take_libfabrics_words() {
+        for word in ["0", "off", "No", "FALSE"] {
+            assert!(!with(&[("SHM", word)]).0.shm.on, "{word}");
+        }
+        for word in ["1", "on", "Yes", "true"] {
+            assert_eq!(with(&[("SHM", word)]), (Config::default(), 0), "{word}");
+        }
+    }
+
+    #[test]
+    fn an_empty_variable_counts_as_unset() {
+        let empty: Vec<_> = variables().map(|variable| (variable.name, "")).collect();
+        let empty: Vec<_> = empty.into_iter().filter(|(name, _)| *name != "JOB_KEY").collect();
+        assert_eq!(with(&empty), (Config::default(), 0));
+        let key = with(&[("JOB_KEY", "")]).0.endpoint.job_key;
+        assert!(key.is_some(), "a job must not be left without the key that it meant to have");
+    }
+
+    #[test]
     fn nonsense_changes_nothing() {
         let nonsense = with(&[
             ("EAGER_MAX", "-1"),

@@ -1,4 +1,4 @@
-//! Variables that nobody reads: most are misspelled.
+//! Variables of the environment that udrv does not have: most are misspelled.
 
 /// The longest edit that counts as a misspelling, letters.
 const EDITS_MAX: usize = 3;

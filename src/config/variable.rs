@@ -54,7 +54,7 @@ pub(crate) struct Reader<'a> {
     pub(super) lookup: &'a dyn Fn(&str) -> Option<String>,
     /// The same for libfabric's own variables.
     pub(super) of_libfabric: &'a dyn Fn(&str) -> Option<String>,
-    /// Is told the name, the text, and what the text must be.
+    /// Takes the name, the text, and what the text must be.
     pub(super) complain: &'a dyn Fn(&str, &str, &str),
 }
 
@@ -69,14 +69,15 @@ impl Reader<'_> {
         (self.of_libfabric)(name)
     }
 
-    /// The value that `parse` makes of the text; `wanted` describes a text of which it makes one.
+    /// The value that `parse` makes of the text; `wanted` describes a text of which it makes one. An empty text counts as
+    /// none.
     pub(crate) fn parsed<T>(
         &self,
         name: &str,
         wanted: &str,
         parse: impl Fn(&str) -> Option<T>,
     ) -> Option<T> {
-        let text = self.text(name)?;
+        let text = self.text(name).filter(|text| !text.trim().is_empty())?;
         let value = parse(text.trim());
         if value.is_none() {
             (self.complain)(name, &text, wanted);
@@ -110,9 +111,19 @@ impl Reader<'_> {
         self.parsed(name, &wanted, |text| time(text, unit).filter(|value| range.contains(value)))
     }
 
-    /// 0 or 1.
+    /// 0 or 1, or one of the other words of libfabric's Booleans (fi_param_get(3)).
     pub(crate) fn switch(&self, name: &str) -> Option<bool> {
-        self.choice(name, "0 or 1", &[("0", false), ("1", true)])
+        const WORDS: [(&str, bool); 8] = [
+            ("0", false),
+            ("off", false),
+            ("no", false),
+            ("false", false),
+            ("1", true),
+            ("on", true),
+            ("yes", true),
+            ("true", true),
+        ];
+        self.choice(name, "0 or 1, off or on, no or yes, false or true", &WORDS)
     }
 
     /// One of several words, in any case; `wanted` lists them.

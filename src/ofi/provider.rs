@@ -41,7 +41,8 @@ pub(crate) fn initialise() -> *mut fi_provider {
     let version = core::version();
     if version < OLDEST {
         let (major, minor) = (version >> 16, version & 0xffff);
-        log::error(format_args!(
+        let level = if is_asked_for() { log::error } else { log::info };
+        level(format_args!(
             "libfabric {major}.{minor} is too old for udrv, which is not used: it takes libfabric 1.17 or newer (LD_LIBRARY_PATH, or the MPI's own copy)"
         ));
         core::detach();
@@ -59,6 +60,17 @@ pub(crate) fn initialise() -> *mut fi_provider {
     own::set(Some(&Config::from_environment().log));
     Config::check_environment();
     provider
+}
+
+/// The environment names udrv. Without that its absence is no error: the application may not know of it.
+fn is_asked_for() -> bool {
+    std::env::var("FI_PROVIDER").is_ok_and(|list| names_udrv(&list))
+}
+
+/// Names are separated by `,`, layered ones by `;`; `^` in front excludes them (fi_provider(7)).
+fn names_udrv(list: &str) -> bool {
+    let mut names = list.split([',', ';']).map(str::trim);
+    !list.trim_start().starts_with('^') && names.any(|name| name.eq_ignore_ascii_case("udrv"))
 }
 
 unsafe extern "C" fn getinfo(
@@ -84,4 +96,15 @@ unsafe extern "C" fn open_fabric(
 
 unsafe extern "C" fn cleanup() {
     entry("cleanup", core::detach);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::names_udrv;
+
+    #[test]
+    fn lists_of_providers_name_udrv_or_not() {
+        assert!(["udrv", "tcp,UDRV", "udrv;ofi_rxd", " udrv "].into_iter().all(names_udrv));
+        assert!(!["", "^udrv", "^tcp,udrv", "tcp", "udrv2"].into_iter().any(names_udrv));
+    }
 }

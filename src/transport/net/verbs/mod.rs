@@ -76,7 +76,10 @@ pub(crate) fn open(
     let spread = Spread::new(me.port(), true);
     match found_by(settings, me, spread, key)? {
         Some(found) => through(*found, settings, me, spread, key).map(Some),
-        None => without_device(settings).map(|()| None),
+        None => {
+            report_unused(settings, me);
+            without_device(settings).map(|()| None)
+        }
     }
 }
 
@@ -259,16 +262,30 @@ fn first_that_works(
         log::error(format_args!("FI_UDRV_RDMA=require cannot be met at {me}: {what}"));
         return Err(Errno(libc::ENODEV));
     }
-    if !settings.nics.is_empty() {
-        let nics: Vec<String> = settings.nics.iter().map(ToString::to_string).collect();
-        let nics = nics.join(",");
-        log::limited!(
-            "FI_UDRV_NIC={nics}: none of them is used at {me}, and messages to other nodes go over UDP: {what}"
-        );
-    } else if !refused.is_empty() {
+    if !(settings.nics.is_empty() && refused.is_empty()) {
         log::info(format_args!("no RDMA at {me}: {what}"));
     }
     Ok(None)
+}
+
+/// An endpoint opens without a device, although the user has named some. At a loopback address none is needed.
+#[cold]
+fn report_unused(settings: &RdmaSettings, me: &Address) {
+    if let Some(nics) = missed(settings, me) {
+        log::limited!(
+            "FI_UDRV_NIC={nics}: none of them is used at {me}, and messages to other nodes go over UDP; FI_UDRV_LOG=info says why"
+        );
+    }
+}
+
+/// The devices that the user has named, if an endpoint at `me` should have one of them.
+fn missed(settings: &RdmaSettings, me: &Address) -> Option<String> {
+    let is_off = settings.policy == RdmaPolicy::Off;
+    if is_off || settings.nics.is_empty() || me.0.ip().to_canonical().is_loopback() {
+        return None;
+    }
+    let nics: Vec<String> = settings.nics.iter().map(ToString::to_string).collect();
+    Some(nics.join(","))
 }
 
 fn search(

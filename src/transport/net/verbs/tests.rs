@@ -295,3 +295,19 @@ fn what_is_not_there_is_not_offered() {
     let named = RdmaSettings { nics, ..settings(RdmaPolicy::Require) };
     assert_eq!(device_at(&named, loopback), Err(Errno(libc::ENODEV)));
 }
+
+#[test]
+fn a_named_device_is_missed_where_other_nodes_are_reached() {
+    let at = |address: &str| Address(address.parse().unwrap());
+    let named = RdmaSettings {
+        nics: vec![NicName { device: "mlx5_0".to_owned(), port: None }],
+        ..settings(RdmaPolicy::Auto)
+    };
+    assert_eq!(missed(&named, &at("192.0.2.7:1")).as_deref(), Some("mlx5_0"));
+    for loopback in ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
+        assert_eq!(missed(&named, &at(loopback)), None, "{loopback}");
+    }
+    let off = RdmaSettings { policy: RdmaPolicy::Off, ..named };
+    assert_eq!(missed(&off, &at("192.0.2.7:1")), None);
+    assert_eq!(missed(&settings(RdmaPolicy::Auto), &at("192.0.2.7:1")), None);
+}
