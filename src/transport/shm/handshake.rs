@@ -295,7 +295,7 @@ impl Shm {
         let remote = [Range { addr: hello.probe_addr, len: 8 }];
         let word = probe_read(pid, &remote);
         if let Err(errno @ Errno(libc::EPERM | libc::EACCES | libc::ENOSYS)) = word {
-            tell_forbidden(pid, errno);
+            report_forbidden(pid, errno);
         }
         let readable = word == Ok(hello.nonce);
         let target = [Range { addr: hello.probe_addr.wrapping_add(8), len: 8 }];
@@ -384,7 +384,7 @@ pub(super) fn read_answer(link: &mut Outbound, epoll: &Epoll) -> Answer {
 }
 
 #[cold]
-fn tell_forbidden(pid: i32, errno: Errno) {
+fn report_forbidden(pid: i32, errno: Errno) {
     log::limited!(
         node: errno.0,
         "cross-memory attach to process {pid} of this node is forbidden (process_vm_readv: {errno}): long messages are copied twice, through shared memory, which is slower. Likely causes: a seccomp profile, a container without CAP_SYS_PTRACE, kernel.yama.ptrace_scope above 1; FI_UDRV_CMA=off says that this is wanted"

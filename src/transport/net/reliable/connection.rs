@@ -256,16 +256,16 @@ impl Connection {
             liveness.ask(now, hellos);
         }
         if phase == Phase::Greeting && liveness.is_late(patience, FIRST_ANSWER_NS) {
-            self.tell_late(shared);
+            self.report_late(shared);
         }
         None
     }
 
     /// The peer has not answered for long, and other than in a refusal the network says nothing of why.
     #[cold]
-    fn tell_late(&self, shared: &Shared) {
+    fn report_late(&self, shared: &Shared) {
         if self.handshake.key_refused {
-            return; // which was told
+            return; // which has its line
         }
         let (me, peer) = (shared.settings.address, self.address);
         let timeout_s = shared.settings.peer_timeout_ns / 1_000_000_000;
