@@ -84,8 +84,16 @@ impl Mapping {
             None,
         )?;
         let base = reserved.next_multiple_of(BLOCK);
-        unmap(reserved, room);
-        map(base, len, protection, exact, Some(fd))
+        // Over a part of the reservation, and not after its end: another thread might map something there meanwhile.
+        let within = libc::MAP_SHARED | libc::MAP_FIXED;
+        let placed = map(base, len, protection, within, Some(fd));
+        if placed.is_none() {
+            unmap(reserved, room);
+            return None;
+        }
+        unmap(reserved, base - reserved);
+        unmap(base + len, reserved + room - base - len);
+        placed
     }
 
     pub(crate) fn fd(&self) -> i32 {
@@ -120,7 +128,7 @@ impl Drop for Mapping {
 fn map(at: usize, len: usize, protection: i32, flags: i32, fd: Option<&OwnedFd>) -> Option<usize> {
     let fd = fd.map_or(-1, AsRawFd::as_raw_fd);
     let at = std::ptr::with_exposed_provenance_mut(at);
-    // SAFETY: a new mapping: MAP_FIXED is never asked for, so no other one is replaced.
+    // SAFETY: a new mapping, which replaces nothing but a part of a reservation of the caller's own.
     let base = unsafe { libc::mmap(at, len, protection, flags, fd, 0) };
     (base != libc::MAP_FAILED).then(|| base.expose_provenance())
 }
