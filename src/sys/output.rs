@@ -195,11 +195,21 @@ pub(crate) fn parent() -> (i32, u64) {
 mod tests {
     use super::*;
     use std::io::Read;
+    use std::os::fd::FromRawFd;
     use std::os::unix::net::UnixStream;
+
+    /// Both ends of a pipe (std::io::pipe came with Rust 1.87).
+    fn pipe() -> (fs::File, fs::File) {
+        let mut ends = [0; 2];
+        // SAFETY: there is room for two descriptors.
+        assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
+        // SAFETY: the system has just opened both, and nothing else owns them.
+        ends.map(|fd| unsafe { fs::File::from_raw_fd(fd) }).into()
+    }
 
     #[test]
     fn a_reader_that_is_gone_ends_nobody() {
-        let (reader, writer) = std::io::pipe().unwrap();
+        let (reader, writer) = pipe();
         let known = Stream::of(writer.as_fd()).unwrap();
         assert_eq!(put(writer.as_fd(), known, b"one line\n"), Ok(()));
         drop(reader);
@@ -226,7 +236,7 @@ mod tests {
     #[test]
     fn a_reader_that_stands_still_keeps_nobody_waiting() {
         // Both are in blocking mode.
-        let (mut reader, writer) = std::io::pipe().unwrap();
+        let (mut reader, writer) = pipe();
         let lines = fill(writer.as_fd());
         drop(writer);
         assert_eq!(reader.read_to_end(&mut Vec::new()).unwrap(), lines * LINE_MAX);
@@ -238,8 +248,8 @@ mod tests {
 
     #[test]
     fn a_descriptor_that_became_another_file_gets_nothing() {
-        let (mut reader, writer) = std::io::pipe().unwrap();
-        let (_other, known) = std::io::pipe().unwrap();
+        let (mut reader, writer) = pipe();
+        let (_other, known) = pipe();
         let known = Stream::of(known.as_fd()).unwrap();
         assert_eq!(put(writer.as_fd(), known, b"one line\n"), Err(Errno(libc::EBADF)));
         drop(writer);

@@ -243,7 +243,7 @@ impl Finder<'_> {
             None => "",
         };
         let interface = self.host.preferred(pinned.as_deref(), v6).ok_or_else(|| {
-            let wanted = format_args!("{}{family}", pinned.as_deref().unwrap_or("an interface"));
+            let wanted = format!("{}{family}", pinned.as_deref().unwrap_or("an interface"));
             let refusal = Refusal::new(attribute, wanted, self.interfaces());
             // With an address of the other family this application gets no match, others do.
             let is_absent = self.host.preferred(pinned.as_deref(), None).is_none();
