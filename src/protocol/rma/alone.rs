@@ -175,6 +175,8 @@ impl<I: Iface> Engine<I> {
     #[inline]
     pub(in crate::protocol) fn flush_alone(&mut self, peer: PeerId) {
         let channel = self.core.rma.channels.get(peer.index());
+        // A second one waits for the first: one flag and one token stand for both.
+        let channel = channel.filter(|channel| !channel.flushing);
         if let Some(at) = channel.and_then(|channel| channel.unflushed) {
             self.begin_flush(peer, &at);
         }
@@ -199,6 +201,12 @@ impl<I: Iface> Engine<I> {
         let channel = self.core.rma.channels.get(peer.index());
         channel.is_none_or(|channel| channel.unflushed.is_none())
             && self.core.peers.of(peer).is_none_or(|peer| peer.outstanding == 0)
+    }
+
+    /// No flush to the peer is in progress or due.
+    #[cfg(test)]
+    pub(in crate::protocol) fn is_flushed(&self, peer: PeerId) -> bool {
+        self.core.rma.channels.get(peer.index()).is_none_or(Channel::is_flushed)
     }
 
     /// Moves bytes of the operation, which is the first of its channel.

@@ -430,8 +430,11 @@ impl Run {
             }
             Err(OpError::Again) => {
                 let said = self.net.borrow().said_again;
-                let full = pending >= self.limits.tx_max
-                    || inject && pending > 0 && memory.len() > COPY_MAX;
+                // A message waits for the flush behind direct writes that have completed.
+                let waits =
+                    pending > 0 || !self.nodes[from].as_ref().unwrap().engine.is_flushed(peer);
+                let full =
+                    pending >= self.limits.tx_max || inject && waits && memory.len() > COPY_MAX;
                 assert!(said || full, "refused for no reason");
             }
             Err(OpError::Error(e)) => assert!([libc::EPIPE, libc::ECONNREFUSED].contains(&e)),
