@@ -7,6 +7,7 @@ mod unknown;
 pub(crate) mod variable;
 
 use crate::memory::cache::CacheSettings;
+use crate::memory::settings::HmemPolicy;
 use crate::telemetry::config::LogConfig;
 use crate::telemetry::log;
 use crate::transport::net::config::NetConfig;
@@ -26,6 +27,7 @@ pub(crate) fn variables() -> impl Iterator<Item = &'static Variable> {
         RvPolicy::VARIABLES,
         CacheSettings::VARIABLES,
         LogConfig::VARIABLES,
+        HmemPolicy::VARIABLES,
     ];
     groups.into_iter().flatten()
 }
@@ -38,6 +40,7 @@ pub(crate) struct Config {
     /// With the values for its devices.
     pub(crate) net: NetConfig,
     pub(crate) log: LogConfig,
+    pub(crate) hmem: HmemPolicy,
 }
 
 impl Config {
@@ -75,6 +78,7 @@ impl Config {
         config.shm.read(from);
         config.net.read(from);
         config.log.read(from);
+        config.hmem.read(from);
         config
     }
 }

@@ -4,6 +4,8 @@ pub(crate) mod atomic;
 pub(crate) mod cache;
 pub(crate) mod declared;
 pub(crate) mod keys;
+pub(crate) mod mover;
 pub(crate) mod region;
+pub(crate) mod settings;
 
 pub(crate) use region::{Buffers, MAX_SEGMENTS, OwnedBuffer, Segment, SegmentList};

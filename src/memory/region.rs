@@ -5,8 +5,17 @@
 //! An application that passes a buffer to `fi_send` or `fi_recv` promises that it stays valid until the operation
 //! completes. That promise enters here, once, through the unsafe constructors. The layers above copy through safe
 //! functions, and forbid `unsafe` themselves.
+//!
+//! # Device memory
+//!
+//! The processor cannot touch it, so every copy of it goes through the [`mover`]. A list that has a segment of device
+//! memory is *marked*: the bits of its addresses that no address of the processor has say which segments those are, and
+//! the length of its first segment is 0, which is found back from the length of the list. So the tests for "all bytes in
+//! the first segment" and for "one segment", with which the fast paths begin, do not hold, and memory of the processor
+//! costs what it cost before. An address that is used by mistake is none, and a fault.
 #![allow(unsafe_code)]
 
+use super::mover::{self, Site};
 use crate::sys::cma::{self, Range};
 use crate::sys::{Errno, simd, tcp};
 use std::os::fd::BorrowedFd;
@@ -27,6 +36,15 @@ pub(crate) struct Segment {
     addr: usize,
     len: usize,
 }
+
+/// Of the address of a segment: it is device memory.
+const DEVICE: usize = 1 << 63;
+/// Of the address of the first segment: the list is marked.
+const MARKED: usize = 1 << 62;
+/// The number of the segment's site.
+const SITE: u32 = 58;
+/// The bits that are an address.
+const ADDRESS: usize = (1 << SITE) - 1;
 
 /// Longest copy that is made without a function call, bytes.
 const FEW: usize = 128;
@@ -101,6 +119,35 @@ impl Segment {
         Self { addr: self.addr + offset, len: len.min(self.len - offset) }
     }
 
+    /// Its site, if it is device memory of a marked list.
+    fn site(self) -> Option<Site> {
+        (self.addr & DEVICE != 0).then(|| Site::numbered(self.addr >> SITE))
+    }
+
+    /// Copies between two segments of one length, either of which may be device memory. False: the device failed.
+    ///
+    /// # Safety
+    /// Both are lent, or memory of this provider.
+    unsafe fn copy(
+        to: Self,
+        from: Self,
+        len: usize,
+        host: impl FnOnce(*mut u8, *const u8),
+    ) -> bool {
+        let (a, b) = (to.addr & ADDRESS, from.addr & ADDRESS);
+        match to.site().or_else(|| from.site()) {
+            // SAFETY: the caller vouches.
+            Some(site) => unsafe { mover::copy(site, a, b, len) },
+            None => {
+                host(
+                    std::ptr::with_exposed_provenance_mut(to.addr),
+                    std::ptr::with_exposed_provenance(from.addr),
+                );
+                true
+            }
+        }
+    }
+
     /// Copies the segment to the beginning of `to`, which has room for it.
     #[inline]
     pub(crate) fn copy_out(self, to: &mut [u8]) {
@@ -169,11 +216,6 @@ impl SegmentList {
     /// No memory at all.
     pub(crate) const EMPTY: Self = Self { segments: [Segment { addr: 0, len: 0 }; 4], len: 0 };
 
-    /// Whether it is memory of a device. No application can pass such memory yet.
-    pub(crate) fn is_on_device(&self) -> bool {
-        false
-    }
-
     /// One contiguous range.
     ///
     /// # Safety
@@ -205,6 +247,56 @@ impl SegmentList {
         Some(())
     }
 
+    /// The same memory, with the site of each segment of device memory. `None` for all: the list is as it was.
+    fn at(self, sites: [Option<Site>; MAX_SEGMENTS]) -> Self {
+        let mut list = self;
+        for (segment, site) in list.segments.iter_mut().zip(sites) {
+            if let Some(site) = site {
+                segment.addr |= DEVICE | site.number() << SITE;
+            }
+        }
+        if sites.iter().any(Option::is_some) { list.marked() } else { list }
+    }
+
+    /// The same memory, after a look at what each segment is. Errors: those of [`mover::site_of`].
+    pub(crate) fn located(self) -> Result<Self, Errno> {
+        let mut sites = [None; MAX_SEGMENTS];
+        for (site, segment) in sites.iter_mut().zip(&self.segments) {
+            *site = mover::site_of(segment.addr, segment.len)?;
+        }
+        Ok(self.at(sites))
+    }
+
+    /// As if the segments of the bits in `which` were device memory: the processor cannot use their addresses.
+    #[cfg(test)]
+    pub(crate) fn as_device(self, which: u8) -> Self {
+        self.at(std::array::from_fn(|i| (which >> i & 1 == 1).then_some(mover::DOUBLE)))
+    }
+
+    /// Whether any of it is device memory.
+    #[inline]
+    pub(crate) fn is_on_device(&self) -> bool {
+        let [first, ..] = &self.segments;
+        first.len == 0 && first.addr & MARKED != 0
+    }
+
+    fn marked(mut self) -> Self {
+        let [first, ..] = &mut self.segments;
+        (first.addr, first.len) = (first.addr | MARKED, 0);
+        self
+    }
+
+    /// The segments with their lengths.
+    fn plain(&self) -> [Segment; MAX_SEGMENTS] {
+        let mut segments = self.segments;
+        if self.is_on_device() {
+            let rest: usize = segments.iter().map(|segment| segment.len).sum();
+            let [first, ..] = &mut segments;
+            (first.addr, first.len) = (first.addr & !MARKED, self.len - rest);
+        }
+        segments
+    }
+
     /// Length of all segments, bytes.
     #[inline]
     pub(crate) fn len(&self) -> usize {
@@ -214,12 +306,16 @@ impl SegmentList {
     /// Address of the first segment, as completions report it.
     pub(crate) fn first_addr(&self) -> u64 {
         let [first, ..] = &self.segments;
-        first.addr as u64
+        let addr = if self.is_on_device() { first.addr & ADDRESS } else { first.addr };
+        addr as u64
     }
 
-    /// Address of the `len` bytes from `offset` on, if they are in one segment.
+    /// Address of the `len` bytes from `offset` on, if they are in one segment that the processor may touch.
     #[inline]
     pub(super) fn address(&self, offset: usize, len: usize) -> Option<usize> {
+        if self.is_on_device() {
+            return None;
+        }
         let mut skip = offset;
         for segment in &self.segments {
             if skip < segment.len {
@@ -242,7 +338,7 @@ impl SegmentList {
         let mut want = len;
         let mut to = list.segments.iter_mut();
         let mut total = 0;
-        for segment in &self.segments {
+        for segment in &self.plain() {
             // An empty part keeps the address of its offset: completions report it.
             if skip > segment.len || (skip == segment.len && want > 0) {
                 skip -= segment.len;
@@ -260,7 +356,8 @@ impl SegmentList {
             }
         }
         list.len = total;
-        list
+        // Also where the part has no device memory: it is of an operation that does.
+        if self.is_on_device() { list.marked() } else { list }
     }
 
     /// Address of the `len` bytes at `offset`, if they are all in the first segment.
@@ -280,12 +377,14 @@ impl SegmentList {
             unsafe { copy_few(from, to.as_mut_ptr(), to.len()) };
             return to.len();
         }
-        let mut done = 0;
-        self.for_each(offset, to.len(), |addr, len| {
-            let from = std::ptr::with_exposed_provenance::<u8>(addr);
-            // SAFETY: the application lent these bytes; `for_each` keeps `done + len <= to.len()`.
-            unsafe { simd::copy(from, to.as_mut_ptr().add(done), len) };
-            done += len;
+        let (mut done, room) = (0, to.len());
+        let to = to.as_mut_ptr().expose_provenance();
+        self.for_each(offset, room, |from| {
+            let (to, len) = (Segment { addr: to + done, len: from.len }, from.len);
+            // SAFETY: the application lent these bytes; `for_each` keeps `done + len <= room`.
+            let copied =
+                unsafe { Segment::copy(to, from, len, |to, from| simd::copy(from, to, len)) };
+            done += if copied { len } else { 0 };
         });
         done
     }
@@ -309,11 +408,13 @@ impl SegmentList {
             return from.len();
         }
         let mut done = 0;
-        self.for_each(offset, from.len(), |addr, len| {
-            let to = std::ptr::with_exposed_provenance_mut::<u8>(addr);
-            // SAFETY: the application lent these bytes; `for_each` keeps `done + len <= from.len()`.
-            unsafe { simd::copy(from.as_ptr().add(done), to, len) };
-            done += len;
+        let addr = from.as_ptr().expose_provenance();
+        self.for_each(offset, from.len(), |to| {
+            let (from, len) = (Segment { addr: addr + done, len: to.len }, to.len);
+            // SAFETY: the application lent these bytes; `for_each` keeps `done + len` within `from`.
+            let copied =
+                unsafe { Segment::copy(to, from, len, |to, from| simd::copy(from, to, len)) };
+            done += if copied { len } else { 0 };
         });
         done
     }
@@ -321,11 +422,14 @@ impl SegmentList {
     /// As [`Self::copy_in`], with non-temporal stores (past the caches).
     pub(crate) fn copy_in_past_caches(&self, offset: usize, from: &[u8]) -> usize {
         let mut done = 0;
-        self.for_each(offset, from.len(), |addr, len| {
-            let to = std::ptr::with_exposed_provenance_mut::<u8>(addr);
-            // SAFETY: the application lent these bytes; `for_each` keeps `done + len <= from.len()`.
-            unsafe { simd::copy_past_caches(from.as_ptr().add(done), to, len) };
-            done += len;
+        let addr = from.as_ptr().expose_provenance();
+        self.for_each(offset, from.len(), |to| {
+            let (from, len) = (Segment { addr: addr + done, len: to.len }, to.len);
+            // SAFETY: the application lent these bytes; `for_each` keeps `done + len` within `from`.
+            let copied = unsafe {
+                Segment::copy(to, from, len, |to, from| simd::copy_past_caches(from, to, len))
+            };
+            done += if copied { len } else { 0 };
         });
         done
     }
@@ -344,13 +448,12 @@ impl SegmentList {
             }
         }
         let mut done = 0;
-        self.for_each(offset, len, |from_addr, from_len| {
+        self.for_each(offset, len, |from| {
             let mut inner = 0;
-            to.for_each(to_offset + done, from_len, |to_addr, n| {
-                let from = std::ptr::with_exposed_provenance::<u8>(from_addr + inner);
-                let dest = std::ptr::with_exposed_provenance_mut::<u8>(to_addr);
+            to.for_each(to_offset + done, from.len, |to| {
+                let (from, n) = (from.part(inner, to.len), to.len);
                 // SAFETY: both ranges were lent by the application; `copy` allows overlap.
-                unsafe { std::ptr::copy(from, dest, n) };
+                unsafe { Segment::copy(to, from, n, |to, from| std::ptr::copy(from, to, n)) };
                 inner += n;
             });
             done += inner;
@@ -371,15 +474,33 @@ impl SegmentList {
         fd: BorrowedFd<'_>,
         tail: &mut [u8],
     ) -> Result<tcp::Received, Errno> {
+        if self.is_on_device() {
+            return self.fill_staged(fd);
+        }
         let (ranges, n) = self.ranges();
         // SAFETY: the application lent these bytes, and does not use them before the operation completes.
         unsafe { tcp::receive(fd, ranges.get(..n).unwrap_or(&[]), tail) }
     }
 
-    /// The non-empty segments as address ranges, for a peer or for cross-memory attach.
+    /// The same for device memory, some of it.
+    fn fill_staged(&self, fd: BorrowedFd<'_>) -> Result<tcp::Received, Errno> {
+        const MOST: usize = 256 * 1024;
+        let mut bytes = vec![0; self.len.min(MOST)];
+        let received = Self::EMPTY.fill_from(fd, &mut bytes)?;
+        if let tcp::Received::Bytes(n) = received {
+            self.copy_in(0, bytes.get(..n).unwrap_or(&bytes));
+        }
+        Ok(received)
+    }
+
+    /// The non-empty segments as address ranges, for a peer or for cross-memory attach. None for a list with device
+    /// memory: neither can access that.
     pub(crate) fn ranges(&self) -> ([Range; MAX_SEGMENTS], usize) {
         let mut out = [Range::default(); MAX_SEGMENTS];
         let mut n = 0;
+        if self.is_on_device() {
+            return (out, n);
+        }
         for (to, from) in out.iter_mut().zip(self.segments.iter().filter(|s| s.len > 0)) {
             *to = Range { addr: from.addr as u64, len: from.len as u64 };
             n += 1;
@@ -391,19 +512,16 @@ impl SegmentList {
     /// that another process could not access. Costs system calls.
     pub(crate) fn is_accessible(&self, offset: usize, len: usize, writes: bool) -> bool {
         let mut all = true;
-        self.for_each(offset, len, |addr, len| {
-            let range = Range { addr: addr as u64, len: len as u64 };
+        self.for_each(offset, len, |part| {
+            let range = Range { addr: part.addr as u64, len: part.len as u64 };
             // SAFETY: the application lent the range to a pending operation, and does not use it meanwhile.
-            all = all && unsafe { cma::is_accessible(range, writes) };
+            all = all && (part.site().is_some() || unsafe { cma::is_accessible(range, writes) });
         });
         all
     }
 
-    fn for_each(&self, offset: usize, len: usize, mut f: impl FnMut(usize, usize)) {
-        let part = self.slice(offset, len);
-        for segment in part.segments.iter().filter(|s| s.len > 0) {
-            f(segment.addr, segment.len);
-        }
+    fn for_each(&self, offset: usize, len: usize, f: impl FnMut(Segment)) {
+        self.slice(offset, len).plain().into_iter().filter(|segment| segment.len > 0).for_each(f);
     }
 }
 
@@ -413,13 +531,13 @@ impl SegmentList {
 pub(crate) struct OwnedBuffer(Box<[u8]>);
 
 impl OwnedBuffer {
-    /// Copies all of `from`. `None`: there is no memory.
+    /// Copies all of `from`. `None`: there is no memory, or the device failed.
     pub(crate) fn try_copy_of(from: &SegmentList) -> Option<Self> {
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(from.len()).ok()?;
         bytes.resize(from.len(), 0);
-        from.copy_out(0, &mut bytes);
-        Some(Self(bytes.into_boxed_slice()))
+        let copied = from.copy_out(0, &mut bytes);
+        (copied == bytes.len()).then(|| Self(bytes.into_boxed_slice()))
     }
 
     /// Copies all of `from`.
@@ -478,6 +596,49 @@ mod tests {
         assert_eq!(to.copy_in_past_caches(2, &[30, 40, 50]), 3);
         assert_eq!(to.copy_in_past_caches(7, &[88, 90]), 1);
         assert_eq!(parts, [vec![1, 2, 30], vec![40], vec![50, 6, 70, 88]]);
+    }
+
+    /// Every mixture of memory of the processor and of a device, at every offset and of every length.
+    #[test]
+    fn device_memory_is_copied_like_other_memory() {
+        const LENS: [usize; 3] = [3, 1, 4];
+        for (which, other) in (0..8).flat_map(|a| (0..8).map(move |b| (a, b))) {
+            for (offset, len) in (0..8).flat_map(|o| (0..=8 - o).map(move |n| (o, n))) {
+                let mut parts: Vec<_> = LENS.map(|n| vec![0; n]).into();
+                let mut copies: Vec<_> = LENS.map(|n| vec![0; n]).into();
+                let whole = list(&mut parts).as_device(which);
+                assert_eq!((whole.len(), whole.is_on_device()), (8, which != 0));
+                assert_eq!(whole.copy_in(0, &[9, 1, 2, 3, 4, 5, 6, 7]), 8);
+                assert_eq!(whole.copy_in_past_caches(0, &[0]), 1);
+                let part = whole.slice(offset, len);
+                assert_eq!(part.len(), len);
+                let mut out = vec![0; len];
+                assert_eq!(part.slice(0, len).copy_out(0, &mut out), len);
+                let want: Vec<u8> = (offset as u8..).take(len).collect();
+                assert_eq!(out, want);
+                let copy = list(&mut copies).as_device(other);
+                assert_eq!(part.copy_to(0, &copy, 8 - len, len), len);
+                assert_eq!(copies.concat().split_at(8 - len).1, want);
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_else_gets_the_address_of_device_memory() {
+        let mut parts = vec![vec![0; 3], vec![0; 5]];
+        let plain = list(&mut parts);
+        for which in 1..4 {
+            let device = plain.as_device(which);
+            assert_eq!(device.ranges().1, 0);
+            assert_eq!((device.address(0, 1), device.address(4, 1)), (None, None));
+            assert!(device.one().is_none());
+            assert!(device.slice(1, 6).is_on_device());
+            assert!(!device.copy_in_one(0, &[1]));
+            assert_eq!(device.first_addr(), plain.first_addr());
+            assert_eq!(device.slice(2, 0).first_addr(), plain.first_addr() + 2);
+        }
+        assert!(!plain.is_on_device());
+        assert!(!plain.as_device(0).is_on_device());
     }
 
     #[test]

@@ -34,12 +34,24 @@ pub(crate) struct Domain {
     pub(crate) chooses_keys: bool,
     /// Peers address regions by virtual address (FI_MR_BASIC, FI_MR_VIRT_ADDR); else by offset.
     pub(crate) names_addresses: bool,
+    pub(crate) hmem: Hmem,
     pub(crate) state: Locked<DomainState>,
     /// A polling thread should yield the CPU to another process.
     pub(crate) yields: AtomicBool,
     /// Operations that wait for counters.
     pub(super) triggers: Triggers,
     pub(super) thread: OnceCell<ProgressThread>,
+}
+
+/// How buffers in device memory are told from others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Hmem {
+    /// There are none: FI_HMEM was not asked for.
+    Off,
+    /// They come with the descriptor of their region (FI_MR_HMEM).
+    Described,
+    /// The driver is asked for each buffer.
+    Detects,
 }
 
 /// The part of a domain that changes while it is open.

@@ -1,7 +1,7 @@
 //! `struct fid_mr`: memory regions, which peers access by one-sided operations. Buffers of messages
 //! and local buffers of one-sided operations need none.
 
-use super::domain::{self, Domain};
+use super::domain::{self, Domain, Hmem};
 use super::guard::{code, entry, making_entry};
 use super::keys::{self, DomainKey};
 use super::table::{SLACK, Slack, Table, stubs};
@@ -13,7 +13,7 @@ use crate::telemetry::log;
 use crate::transport::JobKey;
 use libfabric_sys::{
     FI_AUTH_KEY, FI_CLASS_CNTR, FI_CLASS_EP, FI_CLASS_MR, FI_EBUSY, FI_EINVAL, FI_ENABLE,
-    FI_ENOKEY, FI_ENOSYS, FI_EOPNOTSUPP, FI_ETOOSMALL, FI_GET_RAW_MR, FI_HMEM_SYSTEM,
+    FI_ENOKEY, FI_ENOSYS, FI_EOPNOTSUPP, FI_ETOOSMALL, FI_GET_RAW_MR, FI_HMEM_CUDA, FI_HMEM_SYSTEM,
     FI_MAP_RAW_MR, FI_MR_DMABUF, FI_REFRESH, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_UNMAP_KEY,
     fi_mr_attr, fi_mr_auth_key, fi_mr_map_raw, fi_mr_raw_attr, fi_ops, fi_ops_mr, fi_version, fid,
     fid_domain, fid_mr,
@@ -85,6 +85,25 @@ unsafe fn gathered(parts: &[libc::iovec]) -> Option<SegmentList> {
     unsafe { SegmentList::gather(list) }
 }
 
+/// The same; with FI_HMEM, device memory is marked, whatever `iface` says. Errors: EINVAL; those of the driver.
+///
+/// # Safety
+/// As [`gathered`].
+unsafe fn located(domain: &Domain, parts: &[libc::iovec]) -> Result<SegmentList, i32> {
+    // SAFETY: the caller vouches.
+    let memory = unsafe { gathered(parts) }.ok_or(FI_EINVAL)?;
+    match domain.hmem {
+        Hmem::Off => Ok(memory),
+        _ => memory.located().map_err(|errno| errno.0),
+    }
+}
+
+/// Device memory is not declared: a registration of the processor's memory must not reach into it.
+fn declared(memory: &SegmentList, parts: &[libc::iovec]) -> Vec<Declaration> {
+    let parts = if memory.is_on_device() { &[] } else { parts };
+    parts.iter().map(|part| declare(part.iov_base.addr(), part.iov_len)).collect()
+}
+
 /// A key names a region to peers. The key of a region that no peer may access is not checked, and any number of
 /// such regions may have the same one. Open MPI, MPICH and the plug-ins of NCCL register their message buffers
 /// like this, all with the key 0.
@@ -106,10 +125,10 @@ unsafe fn register(
     if out.is_null() || wanted.parts.is_empty() || wanted.offset != 0 {
         return Err(FI_EINVAL);
     }
-    // SAFETY: the application lends the parts until fi_close.
-    let memory = unsafe { gathered(wanted.parts) }.ok_or(FI_EINVAL)?;
     // SAFETY: the application's domain; `fid` is its first member.
     let domain = unsafe { domain::shared(fid.cast::<fid_domain>()) };
+    // SAFETY: the application lends the parts until fi_close.
+    let memory = unsafe { located(domain, wanted.parts) }?;
     let base = if domain.names_addresses { memory.first_addr() } else { 0 };
     let region = Region {
         memory,
@@ -143,7 +162,8 @@ unsafe fn register(
         id,
         remote,
         base,
-        declared: wanted.parts.iter().map(|p| declare(p.iov_base.addr(), p.iov_len)).collect(),
+        // Device memory is not the processor's: nobody registers around it.
+        declared: declared(&memory, wanted.parts),
     });
     mr.fid.mem_desc = (&raw mut *mr).cast();
     // SAFETY: checked not to be null.
@@ -273,7 +293,9 @@ unsafe extern "C" fn regattr(
             let Some(a) = attr.as_ref() else { return -FI_EINVAL };
             let domain = domain::shared(fid.cast::<fid_domain>());
             let api = domain.fabric.api_version();
-            if api >= fi_version(1, 9) && a.iface != FI_HMEM_SYSTEM {
+            let known =
+                a.iface == FI_HMEM_SYSTEM || (a.iface == FI_HMEM_CUDA && domain.hmem != Hmem::Off);
+            if api >= fi_version(1, 9) && !known {
                 return -FI_EINVAL;
             }
             let key = match key_of(domain, a, flags) {

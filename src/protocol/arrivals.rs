@@ -88,7 +88,7 @@ impl Arrivals {
         let pushes = pushed > 0 || broken;
         let scheme = if pushes {
             Receiver::Push(push::Receiver::new(pushed))
-        } else if ranges.as_slice().is_empty() {
+        } else if ranges.as_slice().is_empty() || target.segments.is_on_device() {
             Receiver::Announced(put::Announced { offer, sees })
         } else {
             Receiver::Get(get::Receiver { ranges })

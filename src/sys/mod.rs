@@ -14,6 +14,7 @@ pub(crate) mod cancel;
 pub(crate) mod clock;
 pub(crate) mod close;
 pub(crate) mod cma;
+pub(crate) mod cuda;
 pub(crate) mod dl;
 pub(crate) mod errno;
 pub(crate) mod event;

@@ -602,6 +602,10 @@ impl OneSided for Router {
         to: &Remote,
         how: Put,
     ) -> Result<Access, SendError> {
+        // No transport reaches device memory.
+        if local.is_on_device() {
+            return Err(NO_WAY);
+        }
         by_key!(on_lane_mut, self, peer, to.key, t => t.put(peer, local, to, how), Err(NO_WAY))
     }
 
@@ -612,6 +616,9 @@ impl OneSided for Router {
         from: &Remote,
         token: u64,
     ) -> Result<Access, SendError> {
+        if local.is_on_device() {
+            return Err(NO_WAY);
+        }
         by_key!(on_lane_mut, self, peer, from.key, t => t.get(peer, local, from, token), Err(NO_WAY))
     }
 

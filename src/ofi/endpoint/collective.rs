@@ -330,8 +330,8 @@ unsafe fn try_start(handle: &EndpointFid, call: &Call) -> Result<(), i32> {
     // SAFETY: the caller vouches for buffers of these lengths.
     let (input, output) = unsafe {
         (
-            SegmentList::contiguous(call.input.cast(), takes),
-            SegmentList::contiguous(call.output.cast::<u8>().cast_const(), gives),
+            ep.located(SegmentList::contiguous(call.input.cast(), takes))?,
+            ep.located(SegmentList::contiguous(call.output.cast::<u8>().cast_const(), gives))?,
         )
     };
     let op_flags = call.flags.unwrap_or_else(|| handle.tx_flags.get());

@@ -230,6 +230,7 @@ unsafe fn send(domain: &Arc<Domain>, message: Message, guard: &Guard<'_>) -> Res
     // SAFETY: the caller vouches.
     let endpoint = unsafe { triggerable(domain, ep, guard) }?;
     let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(data);
+    let memory = endpoint.located(memory)?;
     let sending = Sending::check(endpoint, memory, tagging, data, peer, flags, guard)?;
     let action = transfer(endpoint, sending.kind(), sending.starter());
     Ok(Transfer { action, context, flags })
@@ -257,6 +258,7 @@ unsafe fn receive(
     if !bindings.reports_received() {
         return Err(FI_ENOCQ);
     }
+    let memory = endpoint.located(memory)?;
     let receiving = Receiving::check(endpoint, memory, tagging, peer, flags, guard)?;
     let action = transfer(endpoint, receiving.kind(), receiving.starter());
     Ok(Transfer { action, context, flags })

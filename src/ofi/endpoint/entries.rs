@@ -1,10 +1,12 @@
 //! The C entries of plain and tagged messages, and their tables.
 
-/// The three forms of a receive at the handle `$handle`. The parameters `$tag` make up its `Tagging`.
+/// The three forms of a receive at the handle `$handle`. The parameters `$tag` make up its `Tagging`. The last three are
+/// for handles whose buffers may be device memory.
 macro_rules! receives {
     (
         $receive:ident($handle:ident), ($($tag:ident)*) $tagging:expr, $message:ty, $of_message:expr;
         $one:ident $one_text:literal $list:ident $list_text:literal $told:ident $told_text:literal
+        $any_one:ident $any_list:ident $any_told:ident
     ) => {
         entries! { data_entry -> isize;
             $one $one_text (
@@ -19,6 +21,24 @@ macro_rules! receives {
                 None => -(FI_EINVAL as isize),
                 Some(m) => {
                     let to = vector(m.msg_iov, m.iov_count);
+                    $receive($handle(ep), to, $of_message(m), m.addr, m.context, Flags::Call(flags))
+                }
+            };
+            $any_one $one_text (
+                ep: *mut fid_ep, buf: *mut c_void, len: usize, desc: *mut c_void, from: fi_addr_t, $($tag: u64,)*
+                context: *mut c_void,
+            ) => match device::one(desc, $handle(ep).detects(), buf, len) {
+                None => $receive($handle(ep), segment(buf, len), $tagging, from, context, Flags::Default),
+                Some(to) => $receive($handle(ep), to, $tagging, from, context, Flags::Default),
+            };
+            $any_list $list_text (
+                ep: *mut fid_ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, from: fi_addr_t,
+                $($tag: u64,)* context: *mut c_void,
+            ) => $receive($handle(ep), device::find(vector(iov, count)), $tagging, from, context, Flags::Default);
+            $any_told $told_text (ep: *mut fid_ep, msg: *const $message, flags: u64) => match msg.as_ref() {
+                None => -(FI_EINVAL as isize),
+                Some(m) => {
+                    let to = device::find(vector(m.msg_iov, m.iov_count));
                     $receive($handle(ep), to, $of_message(m), m.addr, m.context, Flags::Call(flags))
                 }
             };
@@ -59,6 +79,59 @@ macro_rules! sends {
                 ep: *mut fid_ep, buf: *const c_void, len: usize, data: u64, to: fi_addr_t $(, $tag: u64)?
             ) => send(endpoint(ep), segment(buf, len), $tagging, Some(data), to, null_mut(), Flags::Inject);
         }
+        /// The same for endpoints whose buffers may be device memory. fi_inject has no descriptor: MPICH and Intel MPI
+        /// pass it device memory, whatever the mode.
+        mod any {
+            use super::*;
+            entries! { data_entry -> isize;
+                send_one $one (
+                    ep: *mut fid_ep, buf: *const c_void, len: usize, desc: *mut c_void, to: fi_addr_t, $($tag: u64,)?
+                    context: *mut c_void,
+                ) => match device::one(desc, endpoint(ep).detects(), buf, len) {
+                    None => send(endpoint(ep), segment(buf, len), $tagging, None, to, context, Flags::Default),
+                    Some(from) => send(endpoint(ep), from, $tagging, None, to, context, Flags::Default),
+                };
+                sendv $list (
+                    ep: *mut fid_ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, to: fi_addr_t,
+                    $($tag: u64,)? context: *mut c_void,
+                ) => send(endpoint(ep), device::find(vector(iov, count)), $tagging, None, to, context, Flags::Default);
+                sendmsg $told (ep: *mut fid_ep, msg: *const $message, flags: u64) => match msg.as_ref() {
+                    None => -(FI_EINVAL as isize),
+                    Some(m) => {
+                        let from = device::find(vector(m.msg_iov, m.iov_count));
+                        let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(m.data);
+                        send(endpoint(ep), from, $of_message(m), data, m.addr, m.context, Flags::Call(flags))
+                    }
+                };
+                inject $inject (ep: *mut fid_ep, buf: *const c_void, len: usize, to: fi_addr_t $(, $tag: u64)?)
+                    => match device::one(null_mut(), true, buf, len) {
+                    None => send(endpoint(ep), segment(buf, len), $tagging, None, to, null_mut(), Flags::Inject),
+                    Some(from) => send(endpoint(ep), from, $tagging, None, to, null_mut(), Flags::Inject),
+                };
+                senddata $data (
+                    ep: *mut fid_ep, buf: *const c_void, len: usize, desc: *mut c_void, data: u64, to: fi_addr_t,
+                    $($tag: u64,)? context: *mut c_void,
+                ) => match device::one(desc, endpoint(ep).detects(), buf, len) {
+                    None => send(endpoint(ep), segment(buf, len), $tagging, Some(data), to, context, Flags::Default),
+                    Some(from) => send(endpoint(ep), from, $tagging, Some(data), to, context, Flags::Default),
+                };
+                injectdata $injectdata (
+                    ep: *mut fid_ep, buf: *const c_void, len: usize, data: u64, to: fi_addr_t $(, $tag: u64)?
+                ) => match device::one(null_mut(), true, buf, len) {
+                    None => send(endpoint(ep), segment(buf, len), $tagging, Some(data), to, null_mut(), Flags::Inject),
+                    Some(from) => send(endpoint(ep), from, $tagging, Some(data), to, null_mut(), Flags::Inject),
+                };
+            }
+            pub(super) const SENDS: Calls = Calls {
+                send: Some(send_one),
+                sendv: Some(sendv),
+                sendmsg: Some(sendmsg),
+                inject: Some(inject),
+                senddata: Some(senddata),
+                injectdata: Some(injectdata),
+                ..NO_CALLS
+            };
+        }
     };
 }
 
@@ -66,6 +139,7 @@ macro_rules! sends {
 /// has no message calls of its own.
 macro_rules! tables {
     ($ops:ident) => {
+        type Calls = $ops;
         // SAFETY: fi_ops_msg and fi_ops_tagged have nine slots.
         const NO_CALLS: $ops = unsafe { stubs::<$ops, 9>() };
         const SENDS: $ops = $ops {
@@ -83,6 +157,18 @@ macro_rules! tables {
         pub(super) static OPS: Table<$ops> = with_receives(SENDS);
         pub(super) static TRANSMIT_OPS: Table<$ops> = Table::new(SENDS);
         pub(super) static RECEIVE_OPS: Table<$ops> = with_receives(NO_CALLS);
+        /// The same three for endpoints with FI_HMEM.
+        const fn with_any_receives(ops: $ops) -> Table<$ops> {
+            Table::new($ops {
+                recv: Some(any_recv),
+                recvv: Some(any_recvv),
+                recvmsg: Some(any_recvmsg),
+                ..ops
+            })
+        }
+        pub(super) static ANY_OPS: Table<$ops> = with_any_receives(any::SENDS);
+        pub(super) static ANY_TRANSMIT_OPS: Table<$ops> = Table::new(any::SENDS);
+        pub(super) static ANY_RECEIVE_OPS: Table<$ops> = with_any_receives(NO_CALLS);
         pub(super) static NO_OPS: Table<$ops> = Table::new(NO_CALLS);
     };
 }

@@ -23,9 +23,10 @@ use crate::telemetry::log;
 use crate::transport::Address;
 use libfabric_sys::{
     FI_ADDR_STR, FI_ALIAS, FI_DIRECTED_RECV, FI_EBUSY, FI_EINVAL, FI_ENABLE, FI_ENOSYS, FI_EP_RDM,
-    FI_GETOPSFLAG, FI_RECV, FI_SETOPSFLAG, FI_SHARED_CONTEXT, FI_SOURCE, FI_TC_DSCP, FI_TRANSMIT,
-    FI_TRIGGER, fi_alias, fi_info, fi_ops, fi_ops_atomic, fi_ops_collective, fi_ops_ep,
-    fi_ops_ep_2_7, fi_ops_msg, fi_ops_rma, fi_ops_tagged, fi_rx_attr, fi_tx_attr, fid, fid_ep,
+    FI_GETOPSFLAG, FI_HMEM, FI_RECV, FI_SETOPSFLAG, FI_SHARED_CONTEXT, FI_SOURCE, FI_TC_DSCP,
+    FI_TRANSMIT, FI_TRIGGER, fi_alias, fi_info, fi_ops, fi_ops_atomic, fi_ops_collective,
+    fi_ops_ep, fi_ops_ep_2_7, fi_ops_msg, fi_ops_rma, fi_ops_tagged, fi_rx_attr, fi_tx_attr, fid,
+    fid_ep,
 };
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -153,7 +154,7 @@ fn handle(
     family: Arc<()>,
     alias: bool,
 ) -> *mut fid_ep {
-    let tables = tables(role);
+    let tables = tables(role, shared.caps & FI_HMEM != 0);
     Box::into_raw(Box::new(EndpointFid {
         fid: fid_ep {
             fid: fid { fclass: role.class(), context, ops: FID_OPS.as_mut_ptr() },
@@ -317,12 +318,16 @@ struct Tables {
     collective: &'static Table<fi_ops_collective>,
 }
 
-fn tables(role: Role) -> Tables {
-    let (msg, tagged) = match role {
-        Role::Endpoint => (&msg::OPS, &tagged::OPS),
-        Role::Scalable => (&msg::NO_OPS, &tagged::NO_OPS),
-        Role::Transmit => (&msg::TRANSMIT_OPS, &tagged::TRANSMIT_OPS),
-        Role::Receive => (&msg::RECEIVE_OPS, &tagged::RECEIVE_OPS),
+/// `any`: buffers may be device memory.
+fn tables(role: Role, any: bool) -> Tables {
+    let (msg, tagged) = match (role, any) {
+        (Role::Endpoint, false) => (&msg::OPS, &tagged::OPS),
+        (Role::Endpoint, true) => (&msg::ANY_OPS, &tagged::ANY_OPS),
+        (Role::Scalable, _) => (&msg::NO_OPS, &tagged::NO_OPS),
+        (Role::Transmit, false) => (&msg::TRANSMIT_OPS, &tagged::TRANSMIT_OPS),
+        (Role::Transmit, true) => (&msg::ANY_TRANSMIT_OPS, &tagged::ANY_TRANSMIT_OPS),
+        (Role::Receive, false) => (&msg::RECEIVE_OPS, &tagged::RECEIVE_OPS),
+        (Role::Receive, true) => (&msg::ANY_RECEIVE_OPS, &tagged::ANY_RECEIVE_OPS),
     };
     let (rma, atomic) = match role {
         Role::Endpoint | Role::Transmit => (&rma::OPS, &atomic::OPS),

@@ -6,6 +6,7 @@ mod cm;
 pub(super) mod collective;
 mod contexts;
 pub(super) mod deferred;
+mod device;
 mod enable;
 mod entries;
 mod handle;

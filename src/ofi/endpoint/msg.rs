@@ -1,5 +1,6 @@
 //! `struct fi_ops_msg`.
 
+use super::device;
 use super::entries::{receives, sends, tables};
 use super::state::endpoint;
 use super::transfer::{Flags, Tagging, receive, segment, send, vector};
@@ -14,7 +15,7 @@ tables!(fi_ops_msg);
 
 receives!(
     receive(endpoint), () Tagging::PLAIN, fi_msg, Tagging::plain;
-    recv "fi_recv" recvv "fi_recvv" recvmsg "fi_recvmsg"
+    recv "fi_recv" recvv "fi_recvv" recvmsg "fi_recvmsg" any_recv any_recvv any_recvmsg
 );
 
 sends!(

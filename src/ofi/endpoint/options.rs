@@ -6,8 +6,9 @@ use crate::ofi::guard::{code, entry};
 use crate::ofi::info::INJECT_RMA_SIZE;
 use crate::ofi::lock::Guard;
 use libfabric_sys::{
-    FI_EINVAL, FI_ENOPROTOOPT, FI_EOPBADSTATE, FI_ETOOSMALL, FI_OPT_CUDA_API_PERMITTED,
-    FI_OPT_ENDPOINT, FI_OPT_INJECT_ATOMIC_SIZE, FI_OPT_INJECT_MSG_SIZE, FI_OPT_INJECT_RMA_SIZE,
+    FI_EINVAL, FI_ENOPROTOOPT, FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_ETOOSMALL, FI_HMEM,
+    FI_HMEM_P2P_DISABLED, FI_HMEM_P2P_REQUIRED, FI_OPT_CUDA_API_PERMITTED, FI_OPT_ENDPOINT,
+    FI_OPT_FI_HMEM_P2P, FI_OPT_INJECT_ATOMIC_SIZE, FI_OPT_INJECT_MSG_SIZE, FI_OPT_INJECT_RMA_SIZE,
     FI_OPT_INJECT_TAGGED_SIZE, FI_OPT_MAX_ATOMIC_SIZE, FI_OPT_MAX_MSG_SIZE, FI_OPT_MAX_RMA_SIZE,
     FI_OPT_MAX_TAGGED_SIZE, FI_OPT_MIN_MULTI_RECV, FI_OPT_SHARED_MEMORY_PERMITTED, fid_ep, fid_t,
 };
@@ -60,6 +61,27 @@ fn inject_rma_size(ep: &Endpoint, state: &EndpointState) -> usize {
     state.inject_rma_size.unwrap_or_else(|| ep.inject_size.min(INJECT_RMA_SIZE))
 }
 
+/// Device memory is copied by calls of CUDA, and there are none without FI_HMEM. Errors: EOPNOTSUPP.
+fn permit_cuda(ep: &Endpoint, permitted: bool) -> Result<(), i32> {
+    if permitted || ep.caps & FI_HMEM == 0 { Ok(()) } else { Err(FI_EOPNOTSUPP) }
+}
+
+/// Errors: EOPNOTSUPP for FI_HMEM_P2P_REQUIRED; EINVAL for what is no value.
+///
+/// # Safety
+/// `value` has `len` bytes.
+unsafe fn take_p2p(value: *const c_void, len: usize) -> Result<(), i32> {
+    if value.is_null() || len != size_of::<c_int>() {
+        return Err(FI_EINVAL);
+    }
+    // SAFETY: the caller vouches.
+    match unsafe { value.cast::<c_int>().read_unaligned() } {
+        FI_HMEM_P2P_REQUIRED => Err(FI_EOPNOTSUPP),
+        known if (0..=FI_HMEM_P2P_DISABLED).contains(&known) => Ok(()),
+        _ => Err(FI_EINVAL),
+    }
+}
+
 /// Errors: EOPBADSTATE once enabled; ENOPROTOOPT if no other transport reaches peers of the node.
 fn permit_shm(
     ep: &Endpoint,
@@ -106,7 +128,11 @@ pub(super) unsafe extern "C" fn getopt(
                 FI_OPT_INJECT_RMA_SIZE => give(value, len, inject_rma_size(ep, state)),
                 FI_OPT_INJECT_ATOMIC_SIZE => give(value, len, state.inject_atomic_size),
                 FI_OPT_MAX_ATOMIC_SIZE => give(value, len, state.max_atomic_size),
-                FI_OPT_CUDA_API_PERMITTED => give(value, len, false),
+                FI_OPT_CUDA_API_PERMITTED => give(value, len, ep.caps & FI_HMEM != 0),
+                // Whatever was set: no device of the network reads or writes the memory of another one yet.
+                FI_OPT_FI_HMEM_P2P if ep.caps & FI_HMEM != 0 => {
+                    give(value, len, FI_HMEM_P2P_DISABLED)
+                }
                 FI_OPT_SHARED_MEMORY_PERMITTED => give(value, len, state.shm_permitted),
                 _ => Err(FI_ENOPROTOOPT),
             })
@@ -158,8 +184,10 @@ pub(super) unsafe extern "C" fn setopt(
                 FI_OPT_INJECT_ATOMIC_SIZE => {
                     take_inject(ep, value, len).map(|size| state.inject_atomic_size = size)
                 }
-                // This provider makes no CUDA calls, so it complies with either value.
-                FI_OPT_CUDA_API_PERMITTED if len == 1 => Ok(()),
+                FI_OPT_CUDA_API_PERMITTED if len == 1 && !value.is_null() => {
+                    permit_cuda(ep, *value.cast::<u8>() != 0)
+                }
+                FI_OPT_FI_HMEM_P2P if ep.caps & FI_HMEM != 0 => take_p2p(value, len),
                 // Without shared memory, the network reaches peers of the node.
                 FI_OPT_SHARED_MEMORY_PERMITTED if len == 1 && !value.is_null() => {
                     permit_shm(ep, state, *value.cast::<u8>() != 0, &guard)

@@ -11,7 +11,7 @@ use crate::ofi::trigger::{Account, Kind};
 use crate::protocol::{Direction, OpError, RemoteRange, RemoteRanges, RmaOp};
 use libc::iovec;
 use libfabric_sys::{
-    FI_DELIVERY_COMPLETE, FI_EINVAL, FI_EMSGSIZE, FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_FENCE,
+    FI_DELIVERY_COMPLETE, FI_EINVAL, FI_EIO, FI_EMSGSIZE, FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_FENCE,
     FI_INJECT, FI_REMOTE_CQ_DATA, FI_TRIGGER, fi_addr_t, fi_msg_rma, fi_ops_rma, fi_rma_iov,
     fid_ep,
 };
@@ -115,7 +115,7 @@ impl Accessing {
     /// Errors: EINVAL, EMSGSIZE; EOPNOTSUPP for an endpoint without this direction.
     fn check(ep: &Endpoint, access: Access, op_flags: u64, guard: &Guard<'_>) -> Result<Self, i32> {
         let Access { right, data, peer, .. } = access;
-        let (local, remote) = (access.local?, access.remote?);
+        let (local, remote) = (ep.located(access.local?)?, access.remote?);
         if local.len() as u64 != remote.total() {
             return Err(FI_EINVAL);
         }
@@ -150,6 +150,11 @@ impl Accessing {
     }
 
     fn start(&self, ep: &Endpoint, guard: &Guard<'_>, account: Account) -> Result<(), OpError> {
+        if self.right == Right::Write && self.local.is_on_device() {
+            let copy = OwnedBuffer::try_copy_of(&self.local).ok_or(OpError::Error(FI_EIO))?;
+            return Self { local: copy.segments(), inject: true, ..*self }
+                .start(ep, guard, account);
+        }
         let op = RmaOp {
             peer: ep.peer(self.peer, guard)?,
             right: self.right,

@@ -5,13 +5,14 @@
 //! takes the first receive that matches. Messages without a receive stay with the endpoint that received
 //! them, and are numbered by their arrival.
 
+use super::device;
 use super::entries::receives;
 use super::none::{NO_ATOMIC, NO_COLLECTIVE};
 use super::state::{DEFAULT_MIN_MULTI_RECV, Endpoint, ReceiveState, SharedReceive, SharedTransmit};
 use super::transfer::{Flags, Special, Tagging, result, segment, vector};
 use super::{cm, options, rma};
 use crate::memory::{Buffers, SegmentList};
-use crate::ofi::domain::Domain;
+use crate::ofi::domain::{Domain, Hmem};
 use crate::ofi::guard::{code, entries, entry};
 use crate::ofi::lock::{Guard, Locked};
 use crate::ofi::own::{Object, close as close_object};
@@ -101,10 +102,28 @@ static MSG: Table<fi_ops_msg> = Table::new(fi_ops_msg {
     ..unsafe { stubs::<fi_ops_msg, 9>() }
 });
 
+/// For domains with FI_HMEM.
+static ANY_MSG: Table<fi_ops_msg> = Table::new(fi_ops_msg {
+    recv: Some(any_recv),
+    recvv: Some(any_recvv),
+    recvmsg: Some(any_recvmsg),
+    // SAFETY: fi_ops_msg has nine slots.
+    ..unsafe { stubs::<fi_ops_msg, 9>() }
+});
+
 static TAGGED: Table<fi_ops_tagged> = Table::new(fi_ops_tagged {
     recv: Some(trecv),
     recvv: Some(trecvv),
     recvmsg: Some(trecvmsg),
+    // SAFETY: fi_ops_tagged has nine slots.
+    ..unsafe { stubs::<fi_ops_tagged, 9>() }
+});
+
+/// For domains with FI_HMEM.
+static ANY_TAGGED: Table<fi_ops_tagged> = Table::new(fi_ops_tagged {
+    recv: Some(any_trecv),
+    recvv: Some(any_trecvv),
+    recvmsg: Some(any_trecvmsg),
     // SAFETY: fi_ops_tagged has nine slots.
     ..unsafe { stubs::<fi_ops_tagged, 9>() }
 });
@@ -165,14 +184,16 @@ pub(in crate::ofi) unsafe fn open_receive(
         }),
         directed: caps & FI_DIRECTED_RECV != 0,
     });
+    let any = domain.hmem != Hmem::Off;
+    let (msg, tagged) = if any { (&ANY_MSG, &ANY_TAGGED) } else { (&MSG, &TAGGED) };
     let srx = Box::new(ReceiveFid {
         fid: fid_ep {
             fid: fid { fclass: FI_CLASS_SRX_CTX, context, ops: FID_OPS.as_mut_ptr() },
             ops: OPS.as_mut_ptr().cast(),
             cm: cm::NO_OPS.as_mut_ptr(),
-            msg: MSG.as_mut_ptr(),
+            msg: msg.as_mut_ptr(),
             rma: rma::NO_OPS.as_mut_ptr(),
-            tagged: TAGGED.as_mut_ptr(),
+            tagged: tagged.as_mut_ptr(),
             atomic: NO_ATOMIC.as_mut_ptr(),
             collective: NO_COLLECTIVE.as_mut_ptr(),
         },
@@ -190,6 +211,12 @@ pub(in crate::ofi) unsafe fn open_receive(
 unsafe fn context<'a>(ep: *mut fid_ep) -> &'a ReceiveFid {
     // SAFETY: the caller vouches.
     unsafe { &*ep.cast::<ReceiveFid>() }
+}
+
+impl ReceiveFid {
+    fn detects(&self) -> bool {
+        self.shared.domain.hmem == Hmem::Detects
+    }
 }
 
 impl SharedReceive {
@@ -321,12 +348,12 @@ fn special_receive(
 
 receives!(
     receive(context), () Tagging::PLAIN, fi_msg, Tagging::plain;
-    recv "fi_recv(srx)" recvv "fi_recvv(srx)" recvmsg "fi_recvmsg(srx)"
+    recv "fi_recv(srx)" recvv "fi_recvv(srx)" recvmsg "fi_recvmsg(srx)" any_recv any_recvv any_recvmsg
 );
 
 receives!(
     receive(context), (tag ignore) Tagging::tagged(tag, ignore), fi_msg_tagged, Tagging::wanted;
-    trecv "fi_trecv(srx)" trecvv "fi_trecvv(srx)" trecvmsg "fi_trecvmsg(srx)"
+    trecv "fi_trecv(srx)" trecvv "fi_trecvv(srx)" trecvmsg "fi_trecvmsg(srx)" any_trecv any_trecvv any_trecvmsg
 );
 
 // SAFETY of the entries below: the handle is an open context of this provider.

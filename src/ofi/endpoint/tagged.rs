@@ -1,5 +1,6 @@
 //! `struct fi_ops_tagged`.
 
+use super::device;
 use super::entries::{receives, sends, tables};
 use super::state::endpoint;
 use super::transfer::{Flags, Tagging, receive, segment, send, vector};
@@ -16,7 +17,7 @@ tables!(fi_ops_tagged);
 
 receives!(
     receive(endpoint), (tag ignore) Tagging::tagged(tag, ignore), fi_msg_tagged, Tagging::wanted;
-    recv "fi_trecv" recvv "fi_trecvv" recvmsg "fi_trecvmsg"
+    recv "fi_trecv" recvv "fi_trecvv" recvmsg "fi_trecvmsg" any_recv any_recvv any_recvmsg
 );
 
 sends!(

@@ -15,7 +15,7 @@ use crate::transport::PeerId;
 use crate::transport::router::Router;
 use libfabric_sys::{
     FI_ADDR_UNSPEC, FI_AUTH_KEY, FI_CLAIM, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DISCARD,
-    FI_EAGAIN, FI_EINVAL, FI_EMSGSIZE, FI_ENOCQ, FI_ENOENT, FI_ENOSYS, FI_EOPBADSTATE,
+    FI_EAGAIN, FI_EINVAL, FI_EIO, FI_EMSGSIZE, FI_ENOCQ, FI_ENOENT, FI_ENOSYS, FI_EOPBADSTATE,
     FI_EOPNOTSUPP, FI_FENCE, FI_INJECT, FI_MATCH_COMPLETE, FI_MULTI_RECV, FI_PEEK,
     FI_REMOTE_CQ_DATA, FI_TRANSMIT_COMPLETE, FI_TRIGGER, FI_TRIGGER_THRESHOLD, fi_addr_t, fi_msg,
     fi_msg_tagged, fi_triggered_context, fid_ep, fid_t,
@@ -368,6 +368,12 @@ impl Sending {
     }
 
     fn start(&self, ep: &Endpoint, guard: &Guard<'_>, account: Account) -> Result<(), OpError> {
+        if self.payload.is_on_device() {
+            // No peer and no system call can read it: the message is sent from a copy, as an injected one.
+            let copy = OwnedBuffer::try_copy_of(&self.payload).ok_or(OpError::Error(FI_EIO))?;
+            return Self { payload: copy.segments(), inject: true, ..*self }
+                .start(ep, guard, account);
+        }
         let destination = ep.destination(self.dest, guard)?;
         let engine = ep.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
         engine.send(&self.op(destination, account), &mut ep.host(guard))

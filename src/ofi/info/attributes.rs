@@ -16,13 +16,13 @@ use crate::config::Config;
 use crate::memory::atomic::MAX_BYTES;
 use crate::transport::job_key::SECRET_MAX;
 use libfabric_sys::{
-    FI_ATOMIC, FI_AV_AUTH_KEY, FI_AV_TABLE, FI_EP_RDM, FI_EP_UNSPEC, FI_FENCE, FI_LOCAL_COMM,
-    FI_MR_BASIC, FI_MR_SCALABLE, FI_MR_UNSPEC, FI_MSG, FI_MULTI_RECV, FI_NAMED_RX_CTX,
-    FI_PROGRESS_CONTROL_UNIFIED, FI_PROGRESS_MANUAL, FI_PROTO_UNSPEC, FI_READ, FI_RECV,
-    FI_REMOTE_COMM, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RM_ENABLED, FI_RMA, FI_SEND, FI_SHARED_AV,
-    FI_SHARED_CONTEXT, FI_TAG_GENERIC, FI_TAGGED, FI_THREAD_ENDPOINT, FI_THREAD_SAFE, FI_WRITE,
-    fi_domain_attr, fi_domain_attr_2_7, fi_ep_attr, fi_ep_attr_2_7, fi_rx_attr, fi_tx_attr,
-    fi_version,
+    FI_ATOMIC, FI_AV_AUTH_KEY, FI_AV_TABLE, FI_EP_RDM, FI_EP_UNSPEC, FI_FENCE, FI_HMEM,
+    FI_LOCAL_COMM, FI_MR_BASIC, FI_MR_HMEM, FI_MR_SCALABLE, FI_MR_UNSPEC, FI_MSG, FI_MULTI_RECV,
+    FI_NAMED_RX_CTX, FI_PROGRESS_CONTROL_UNIFIED, FI_PROGRESS_MANUAL, FI_PROTO_UNSPEC, FI_READ,
+    FI_RECV, FI_REMOTE_COMM, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RM_ENABLED, FI_RMA, FI_SEND,
+    FI_SHARED_AV, FI_SHARED_CONTEXT, FI_TAG_GENERIC, FI_TAGGED, FI_THREAD_ENDPOINT, FI_THREAD_SAFE,
+    FI_WRITE, fi_domain_attr, fi_domain_attr_2_7, fi_ep_attr, fi_ep_attr_2_7, fi_rx_attr,
+    fi_tx_attr, fi_version,
 };
 use std::ptr::null_mut;
 
@@ -95,7 +95,10 @@ fn names_of_ours(hints: &Hints) -> Result<(), Refusal> {
 /// Primary capabilities are granted only on request, secondary ones also when they cost nothing
 /// (fi_getinfo(3), "Capabilities may be grouped"). FI_SOURCE costs a lookup per message.
 fn capabilities(hints: &Hints, config: &Config) -> Result<u64, Refusal> {
-    subset("caps", hints.caps, CAPS, names::CAPS)?;
+    // Only on request, and where there may be device memory: to look for it loads a library.
+    let wanted = hints.caps & FI_HMEM;
+    let device = if wanted != 0 && config.hmem.is_offered() { FI_HMEM } else { 0 };
+    subset("caps", hints.caps, CAPS | device, names::CAPS)?;
     subset("domain_attr->caps", hints.domain.base.caps, DOMAIN_CAPS, names::CAPS)?;
     let all = CAPS & !FI_REMOTE_COMM;
     let mut caps = if hints.caps == 0 { all } else { with_directions(hints.caps) };
@@ -139,7 +142,7 @@ fn context_caps(
     extra: u64,
 ) -> Result<u64, Refusal> {
     // Bits of the other direction are ignored, because applications copy all capabilities here.
-    let foreign = (TX_CAPS | RX_CAPS | DOMAIN_CAPS) & !offered;
+    let foreign = (TX_CAPS | RX_CAPS | DOMAIN_CAPS | FI_HMEM) & !offered;
     let mut available = endpoint & offered;
     subset(attribute, wanted & !foreign, available, names::CAPS)?;
     if available & messages == 0 {
@@ -166,7 +169,7 @@ fn transmit(caps: u64, hints: &fi_tx_attr, config: &Config) -> Result<fi_tx_attr
         "tx_attr->caps",
         hints.caps,
         caps,
-        TX_CAPS,
+        TX_CAPS | caps & FI_HMEM,
         FI_SEND,
         FI_READ | FI_WRITE,
         FI_FENCE | FI_NAMED_RX_CTX,
@@ -198,7 +201,7 @@ fn receive(caps: u64, hints: &fi_rx_attr, config: &Config) -> Result<fi_rx_attr,
         "rx_attr->caps",
         hints.caps,
         caps,
-        RX_CAPS,
+        RX_CAPS | caps & FI_HMEM,
         FI_RECV,
         FI_REMOTE_READ | FI_REMOTE_WRITE,
         extra,
@@ -313,7 +316,7 @@ fn domain(
             data_progress: or(wanted.data_progress, FI_PROGRESS_MANUAL),
             resource_mgmt: or(wanted.resource_mgmt, FI_RM_ENABLED),
             av_type: wanted.av_type,
-            mr_mode: mr_mode(version, wanted.mr_mode)?,
+            mr_mode: mr_mode(version, caps, wanted.mr_mode)?,
             mr_key_size: MR_KEY_SIZE,
             cq_data_size: CQ_DATA_SIZE,
             cq_cnt: OBJECT_COUNT,
@@ -389,10 +392,11 @@ fn known(attribute: &'static str, wanted: u32, last: u32) -> Result<(), Refusal>
     Ok(())
 }
 
-/// Registration needs nothing from the application, so every set of mode bits is answered with none. The
+/// Registration needs nothing from the application, so every set of mode bits is answered with none, but for FI_MR_HMEM:
+/// an application that marks device memory by its region saves a look-up of each buffer. The
 /// two values of before 1.5 stand alone and are returned unchanged (fi_domain(3), mr_mode). Before 1.5 no
 /// other value exists, and 0 asks for either.
-fn mr_mode(version: u32, wanted: i32) -> Result<i32, Refusal> {
+fn mr_mode(version: u32, caps: u64, wanted: i32) -> Result<i32, Refusal> {
     let old = version < fi_version(1, 5);
     match wanted {
         FI_MR_UNSPEC if old => Ok(FI_MR_SCALABLE),
@@ -402,6 +406,7 @@ fn mr_mode(version: u32, wanted: i32) -> Result<i32, Refusal> {
             names::MR_MODE.text(u64::from(wanted as u32)),
             "FI_MR_BASIC or FI_MR_SCALABLE, alone",
         )),
+        _ if caps & FI_HMEM != 0 => Ok(wanted & FI_MR_HMEM),
         _ => Ok(0),
     }
 }

@@ -1,7 +1,7 @@
 //! `struct fi_ops_domain`: opens the objects of a domain. This module is above all of them.
 
 use crate::config::Config;
-use crate::ofi::domain::{Domain, DomainFid, DomainState, shared};
+use crate::ofi::domain::{Domain, DomainFid, DomainState, Hmem, shared};
 use crate::ofi::endpoint::Role;
 use crate::ofi::fabric::Fabric;
 use crate::ofi::guard::{code, entries, entry};
@@ -14,11 +14,11 @@ use crate::telemetry::log;
 use crate::transport::router;
 use libfabric_sys::{
     FI_CANCEL_WORK, FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_EINVAL, FI_ENOSYS, FI_EOPNOTSUPP,
-    FI_FLUSH_WORK, FI_MR_BASIC, FI_MR_PROV_KEY, FI_MR_VIRT_ADDR, FI_PROGRESS_AUTO, FI_QUEUE_WORK,
-    FI_REG_MR, FI_THREAD_DOMAIN, fi_atomic_attr, fi_av_attr, fi_cntr_attr, fi_collective_attr,
-    fi_collective_op, fi_cq_attr, fi_datatype, fi_info, fi_op, fi_ops, fi_ops_domain,
-    fi_ops_domain_2_7, fi_poll_attr, fi_rx_attr, fi_tx_attr, fid, fid_av, fid_cntr, fid_cq,
-    fid_domain, fid_ep, fid_poll, fid_stx,
+    FI_FLUSH_WORK, FI_HMEM, FI_MR_BASIC, FI_MR_HMEM, FI_MR_PROV_KEY, FI_MR_VIRT_ADDR,
+    FI_PROGRESS_AUTO, FI_QUEUE_WORK, FI_REG_MR, FI_THREAD_DOMAIN, fi_atomic_attr, fi_av_attr,
+    fi_cntr_attr, fi_collective_attr, fi_collective_op, fi_cq_attr, fi_datatype, fi_info, fi_op,
+    fi_ops, fi_ops_domain, fi_ops_domain_2_7, fi_poll_attr, fi_rx_attr, fi_tx_attr, fid, fid_av,
+    fid_cntr, fid_cq, fid_domain, fid_ep, fid_poll, fid_stx,
 };
 use once_cell::sync::OnceCell;
 use std::ffi::{CStr, c_int, c_void};
@@ -85,6 +85,11 @@ pub(crate) unsafe fn open(
         addr_format: info.addr_format,
         chooses_keys: attr.mr_mode & (FI_MR_BASIC | FI_MR_PROV_KEY) != 0,
         names_addresses: attr.mr_mode & (FI_MR_BASIC | FI_MR_VIRT_ADDR) != 0,
+        hmem: match (info.caps & FI_HMEM, attr.mr_mode & FI_MR_HMEM) {
+            (0, _) => Hmem::Off,
+            (_, 0) => Hmem::Detects,
+            _ => Hmem::Described,
+        },
         state: Locked::new(DomainState::default()),
         yields: AtomicBool::new(false),
         triggers: Triggers::default(),

@@ -102,7 +102,7 @@ impl<I: Iface> Engine<I> {
         }
         let alone =
             op.data.is_none() && self.is_granted(op.peer, op.right, &op.remote, op.delivered);
-        let way = self.way(op.peer, op.right, &op.remote, alone);
+        let way = self.way(op.peer, op.right, &op.remote, (alone, op.local.is_on_device()));
         if way != Way::Alone {
             self.flush_alone(op.peer);
         }
@@ -189,12 +189,19 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    /// `alone`: direct RMA is allowed.
-    fn way(&self, peer: PeerId, right: Right, remote: &RemoteRanges, alone: bool) -> Way {
+    /// `alone`: direct RMA is allowed. `device`: the local memory is a device's, which neither direct RMA nor the target
+    /// can access.
+    fn way(
+        &self,
+        peer: PeerId,
+        right: Right,
+        remote: &RemoteRanges,
+        (alone, device): (bool, bool),
+    ) -> Way {
         if right.is_atomic() {
             return Way::Whole;
         }
-        if alone {
+        if alone && !device {
             return Way::Alone;
         }
         let caps = self.iface.caps(peer);
@@ -203,7 +210,7 @@ impl<I: Iface> Engine<I> {
         let short = whole <= caps.short_max.saturating_sub(HEADER_MAX);
         if whole <= caps.bcopy_max && (len <= self.core.limits.eager_max || short) {
             Way::Whole
-        } else if caps.one_sided {
+        } else if caps.one_sided && !device {
             Way::Described
         } else if right == Right::Read {
             Way::Whole
@@ -339,7 +346,7 @@ impl<I: Iface> Engine<I> {
         let alone = op.data.is_none()
             && !op.barred
             && self.is_granted(peer, right, &op.remote, op.delivered);
-        let way = self.way(peer, right, &op.remote, alone);
+        let way = self.way(peer, right, &op.remote, (alone, op.local.segments().is_on_device()));
         if way != Way::Alone {
             self.flush_alone(peer);
         }

@@ -423,9 +423,10 @@ impl Run {
     /// The operation for `posting`, with a new buffer of `len` bytes.
     fn operation(&mut self, at: Slot, posting: &Posting, len: usize) -> ReceiveOp {
         let cuts = if posting.multi_min.is_some() { Vec::new() } else { self.cuts(len) };
+        let device = self.rng.kinds();
         let memory = self.oracle.sides[at].lend(posting.context, len);
         let Posting { context, tagged, tag, ignore, source, report, multi_min } = *posting;
-        let segments = lend(memory, &cuts);
+        let segments = lend(memory, &cuts).as_device(device);
         let report = Report::new(report, 0);
         ReceiveOp { segments, tagged, tag, ignore, source, context, report, multi_min }
     }

@@ -193,7 +193,7 @@ impl Run {
         self.next_key += 1;
         let base = self.rng.pick(&[0, 0x7f00_0000_0000]);
         let region = Region {
-            memory: lend(&mut memory, &cuts),
+            memory: lend(&mut memory, &cuts).as_device(self.rng.kinds()),
             base,
             remote_read: true,
             remote_write: true,
@@ -326,7 +326,7 @@ impl Run {
         let op = RmaOp {
             peer,
             right,
-            local: lend(&mut memory, &cuts),
+            local: lend(&mut memory, &cuts).as_device(self.rng.kinds()),
             remote,
             data: (right != Right::Read && self.rng.percent(30)).then(|| self.rng.next()),
             context: self.ops.len() as u64,
@@ -364,12 +364,13 @@ impl Run {
                 let used = |list: SegmentList, used| if used { list } else { SegmentList::EMPTY };
                 let RmaOp { peer, remote, data, context, report, inject, fence, .. } = op;
                 let [operand, compare] = &mut operands;
+                let (a, b) = (self.rng.kinds(), self.rng.kinds());
                 let op = AtomicOp {
                     peer,
                     operation,
                     form,
-                    operand: used(lend(operand, &cuts), operation.operands() > 0),
-                    compare: used(lend(compare, &[]), form == Form::Compare),
+                    operand: used(lend(operand, &cuts).as_device(a), operation.operands() > 0),
+                    compare: used(lend(compare, &[]).as_device(b), form == Form::Compare),
                     result: used(op.local, form != Form::Base),
                     remote,
                     data,

@@ -30,6 +30,11 @@ impl Rng {
         self.0.percent(percent)
     }
 
+    /// Which segments of a list are device memory, a bit each: often none.
+    pub(super) fn kinds(&mut self) -> u8 {
+        if self.percent(30) { self.below(16) as u8 } else { 0 }
+    }
+
     pub(super) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         self.0.pick(from)
     }

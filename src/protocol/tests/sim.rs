@@ -930,6 +930,8 @@ const COPIED: u8 = 1;
 const COPIES: LaneId = LaneId::of(&[COPIED]);
 
 const STALE: SendError = SendError::Unreachable(Errno(libc::ESTALE));
+/// What the router answers for device memory.
+const NO_WAY: SendError = SendError::Unreachable(Errno(libc::EOPNOTSUPP));
 
 impl SimIface {
     /// A get, a put (`how`) or, without `local` bytes, a flush.
@@ -940,6 +942,9 @@ impl SimIface {
         at: &Remote,
         (reads, how): (bool, Put),
     ) -> Result<Access, SendError> {
+        if local.is_on_device() {
+            return Err(NO_WAY);
+        }
         let (mut net, slot) = (self.net.borrow_mut(), self.slot(peer));
         if at.key == RemoteKey::ADDRESSES {
             drop(net);

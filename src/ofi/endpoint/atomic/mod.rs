@@ -219,7 +219,7 @@ impl Changing {
         // SAFETY: the caller vouches; buffers that an operation does not use are not read.
         let (operand, compare, result, remote) = unsafe {
             let list = |used: bool, elements: Elements| {
-                if used { elements.memory(size) } else { Ok(SegmentList::EMPTY) }
+                if used { ep.located(elements.memory(size)?) } else { Ok(SegmentList::EMPTY) }
             };
             (
                 list(has_operand, call.operand)?,

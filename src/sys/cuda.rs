@@ -1,0 +1,216 @@
+//! The driver API of CUDA, found at run time in `libcuda.so.1`. It is never linked, and never initialised here: a process
+//! that has not called cuInit itself has no device memory, and cuInit before a fork would leave its child without CUDA.
+//! No context is made either; the primary one of a device is retained only if the application has made it active.
+//!
+//! Not run on a GPU; on a double only (`crates/fake-cuda`).
+
+use super::dl::Library;
+use std::ffi::{c_int, c_uint, c_void};
+use std::mem::transmute;
+use std::sync::OnceLock;
+
+/// A result of the driver, other than success.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Failure(pub(crate) i32);
+
+const NOT_READY: i32 = 600;
+/// CU_STREAM_NON_BLOCKING: the application's default stream neither waits for ours nor delays it.
+const NON_BLOCKING: c_uint = 1;
+/// CU_EVENT_DISABLE_TIMING.
+const NO_TIMING: c_uint = 2;
+/// CU_STREAM_CAPTURE_MODE_RELAXED.
+const RELAXED: c_uint = 2;
+/// CU_MEMORYTYPE_DEVICE.
+const DEVICE: c_uint = 2;
+
+type Context = *mut c_void;
+type Handle = *mut c_void;
+
+macro_rules! functions {
+    ($($name:ident $symbol:literal ($($argument:ty),*);)*) => {
+        #[derive(Clone, Copy)]
+        struct Functions { $($name: unsafe extern "C" fn($($argument),*) -> c_int),* }
+
+        impl Functions {
+            fn of(library: &Library) -> Option<Self> {
+                // SAFETY: the driver's functions of these names have these signatures, and the library stays loaded.
+                Some(Self { $($name: unsafe {
+                    transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> c_int>(
+                        library.symbol($symbol)?.as_ptr())
+                }),* })
+            }
+        }
+    };
+}
+
+functions! {
+    attributes c"cuPointerGetAttributes" (c_uint, *mut c_int, *mut *mut c_void, u64);
+    primary_state c"cuDevicePrimaryCtxGetState" (c_int, *mut c_uint, *mut c_int);
+    primary_retain c"cuDevicePrimaryCtxRetain" (*mut Context, c_int);
+    push c"cuCtxPushCurrent_v2" (Context);
+    pop c"cuCtxPopCurrent_v2" (*mut Context);
+    stream_create c"cuStreamCreate" (*mut Handle, c_uint);
+    event_create c"cuEventCreate" (*mut Handle, c_uint);
+    event_record c"cuEventRecord" (Handle, Handle);
+    event_query c"cuEventQuery" (Handle);
+    copy c"cuMemcpyAsync" (u64, u64, usize, Handle);
+    capture_mode c"cuThreadExchangeStreamCaptureMode" (*mut c_uint);
+}
+
+/// The driver of this process.
+pub(crate) struct Cuda(Functions);
+
+static CUDA: OnceLock<Option<Cuda>> = OnceLock::new();
+
+/// What the driver says about an address of device memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Allocation {
+    /// Its context; 0: the driver does not say.
+    context: usize,
+    ordinal: i32,
+    /// BUFFER_ID: no other allocation of this process has had it.
+    pub(crate) id: u64,
+    pub(crate) start: u64,
+    /// Bytes.
+    pub(crate) len: usize,
+}
+
+/// A context, with a stream and an event of ours in it.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    context: usize,
+    stream: usize,
+    event: usize,
+}
+
+fn done(result: c_int) -> Result<(), Failure> {
+    if result == 0 { Ok(()) } else { Err(Failure(result)) }
+}
+
+fn handle(number: usize) -> Handle {
+    std::ptr::with_exposed_provenance_mut(number)
+}
+
+impl Cuda {
+    /// Loads the driver's library, which has no effect on the process but that. `None`: there is none, or it is too old.
+    pub(crate) fn open() -> Option<&'static Self> {
+        CUDA.get_or_init(|| Functions::of(&Library::open(c"libcuda.so.1")?).map(Self)).as_ref()
+    }
+
+    /// The driver, if it was loaded by [`Self::open`].
+    #[inline]
+    pub(crate) fn get() -> Option<&'static Self> {
+        CUDA.get()?.as_ref()
+    }
+
+    /// The allocation of device memory that has the address. `None`: the processor may touch that memory, or nobody has
+    /// initialised CUDA in this process.
+    pub(crate) fn find(&self, addr: u64) -> Option<Allocation> {
+        let mut found = Allocation { context: 0, ordinal: -1, id: 0, start: 0, len: 0 };
+        let (mut kind, mut managed): (c_uint, c_uint) = (0, 0);
+        // CONTEXT, MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL, BUFFER_ID, RANGE_START_ADDR, RANGE_SIZE: one call, because
+        // the call for a single attribute is slow on newer drivers.
+        let mut which = [1, 2, 8, 9, 7, 11, 12];
+        let mut places: [*mut c_void; 7] = [
+            (&raw mut found.context).cast(),
+            (&raw mut kind).cast(),
+            (&raw mut managed).cast(),
+            (&raw mut found.ordinal).cast(),
+            (&raw mut found.id).cast(),
+            (&raw mut found.start).cast(),
+            (&raw mut found.len).cast(),
+        ];
+        let count = which.len() as c_uint;
+        // SAFETY: as many attributes as places, each a local of its attribute's type.
+        let result =
+            unsafe { (self.0.attributes)(count, which.as_mut_ptr(), places.as_mut_ptr(), addr) };
+        (result == 0 && kind == DEVICE && managed == 0).then_some(found)
+    }
+
+    /// The context of an allocation: its own, or the primary one of its device, if that is active. 0: none.
+    pub(crate) fn context_of(&self, of: &Allocation) -> usize {
+        if of.context != 0 {
+            return of.context;
+        }
+        let (mut flags, mut active, mut context) = (0, 0, std::ptr::null_mut());
+        // SAFETY: locals of the right types. The reference to an active context is kept until the process ends.
+        let got = unsafe {
+            (self.0.primary_state)(of.ordinal, &mut flags, &mut active) == 0
+                && active != 0
+                && (self.0.primary_retain)(&mut context, of.ordinal) == 0
+        };
+        if got { context.expose_provenance() } else { 0 }
+    }
+
+    /// Calls `then` with the context current, whatever thread this is, and leaves the thread as it was. An application
+    /// that captures a graph meanwhile must not capture our calls, nor have them refused.
+    fn within<T>(
+        &self,
+        context: usize,
+        then: impl FnOnce() -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let mut mode = RELAXED;
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: a context of the application; failures are reported for one that is gone.
+        done(unsafe { (self.0.push)(handle(context)) })?;
+        // SAFETY: a local.
+        unsafe { (self.0.capture_mode)(&mut mode) };
+        let outcome = then();
+        // SAFETY: locals; the thread's own mode, and the context that was pushed.
+        unsafe {
+            (self.0.capture_mode)(&mut mode);
+            (self.0.pop)(&mut popped);
+        }
+        outcome
+    }
+
+    /// A stream and an event in a context.
+    pub(crate) fn lane(&self, context: usize) -> Result<Lane, Failure> {
+        let (mut stream, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
+        self.within(context, || {
+            // SAFETY: locals.
+            done(unsafe { (self.0.stream_create)(&mut stream, NON_BLOCKING) })?;
+            // SAFETY: a local.
+            done(unsafe { (self.0.event_create)(&mut event, NO_TIMING) })
+        })?;
+        let (stream, event) = (stream.expose_provenance(), event.expose_provenance());
+        Ok(Lane { context, stream, event })
+    }
+
+    /// Begins a copy, of which [`Self::is_done`] tells the end.
+    ///
+    /// # Safety
+    /// Both ranges stay valid until then, the source unchanged.
+    pub(crate) unsafe fn start(
+        &self,
+        lane: &Lane,
+        to: usize,
+        from: usize,
+        len: usize,
+    ) -> Result<(), Failure> {
+        self.within(lane.context, || {
+            // SAFETY: the caller vouches for the ranges; stream and event are the lane's.
+            unsafe {
+                done((self.0.copy)(to as u64, from as u64, len, handle(lane.stream)))?;
+                done((self.0.event_record)(handle(lane.event), handle(lane.stream)))
+            }
+        })
+    }
+
+    /// Whether all that was started on the lane has ended.
+    pub(crate) fn is_done(&self, lane: &Lane) -> Result<bool, Failure> {
+        let mut result = 0;
+        self.within(lane.context, || {
+            // SAFETY: the lane's event.
+            result = unsafe { (self.0.event_query)(handle(lane.event)) };
+            Ok(())
+        })?;
+        if result == NOT_READY { Ok(false) } else { done(result).map(|()| true) }
+    }
+}
+
+impl Lane {
+    pub(crate) fn is_of(&self, context: usize) -> bool {
+        self.context == context
+    }
+}
