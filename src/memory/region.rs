@@ -306,6 +306,12 @@ impl SegmentList {
     /// Address of the first segment, as completions report it.
     pub(crate) fn first_addr(&self) -> u64 {
         let [first, ..] = &self.segments;
+        if first.len == 0 { self.first_unmarked() } else { first.addr as u64 }
+    }
+
+    #[cold]
+    fn first_unmarked(&self) -> u64 {
+        let [first, ..] = &self.segments;
         let addr = if self.is_on_device() { first.addr & ADDRESS } else { first.addr };
         addr as u64
     }

@@ -8,10 +8,11 @@ use crate::telemetry::log;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum HmemPolicy {
     /// Where this machine has a GPU and its driver's library.
-    #[default]
     Auto,
     /// Wherever there is a library: for the double of the tests.
     On,
+    /// The default until it has run on a GPU.
+    #[default]
     Off,
 }
 
@@ -19,7 +20,7 @@ impl Group for HmemPolicy {
     const VARIABLES: &'static [Variable] = &[Variable {
         name: "HMEM",
         kind: Kind::Text,
-        help: "Whether FI_HMEM is offered for memory of CUDA devices: auto (where there is a GPU with its driver), on (where there is libcuda.so.1), or off (default: auto)",
+        help: "Whether FI_HMEM is offered for memory of CUDA devices: auto (where there is a GPU with its driver), on (where there is libcuda.so.1), or off (default: off)",
     }];
 
     fn read(&mut self, from: &Reader<'_>) {
