@@ -1,9 +1,9 @@
 //! The one place that copies device memory.
 //!
-//! Each context that the application has device memory in gets a stream of ours that the default stream does not wait for,
+//! Each context that the application has device memory in gets a stream that the default stream does not wait for,
 //! and an event. A copy is started on the stream, and has ended when the event says so. The caller waits for that by
 //! asking: a call that waits in the driver would wait for the application's kernels too. To wait at all costs some
-//! microseconds a copy, in progress as well; who is told that bytes have arrived can then rely on it.
+//! microseconds a copy, in progress as well; bytes that are reported as arrived are then in place.
 //!
 //! Not run on a GPU; on a double only.
 //!

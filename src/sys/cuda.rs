@@ -75,7 +75,7 @@ pub(crate) struct Allocation {
     pub(crate) len: usize,
 }
 
-/// A context, with a stream and an event of ours in it.
+/// A context, with the provider's stream and event in it.
 #[derive(Debug)]
 pub(crate) struct Lane {
     context: usize,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 #[derive(Debug)]
 pub(crate) enum Kind {
     Device(Mapping),
-    /// Of another process, by an IPC handle: who has it, under which BUFFER_ID, and how often it is open.
+    /// Of another process, by an IPC handle: the owner, its BUFFER_ID, and how often it is open.
     Imported {
         mapping: Mapping,
         owner: (u32, u64),

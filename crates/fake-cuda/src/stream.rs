@@ -29,7 +29,7 @@ impl End {
     }
 }
 
-/// What is done on a stream.
+/// An operation on a stream.
 pub(crate) enum Work {
     Copy {
         to: End,

@@ -138,7 +138,7 @@ fn unmap(at: usize, len: usize) {
     unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(at), len) };
 }
 
-/// Copies as a device does: whoever asked for the copy vouches for the addresses, and what is not mapped is a SIGSEGV.
+/// Copies as a device does: the caller vouches for the addresses, and one that is not mapped is a SIGSEGV.
 pub(crate) fn copy(to: usize, from: usize, len: usize) {
     let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
     let from = std::ptr::with_exposed_provenance::<u8>(from);

@@ -2,8 +2,8 @@
 //! later.
 //!
 //! It is a violation
-//! 1. to free memory, or to close an IPC mapping, while copies of a non-blocking stream that use it are queued: whoever
-//!    said that the memory may be freed has completed an operation too early;
+//! 1. to free memory, or to close an IPC mapping, while copies of a non-blocking stream that use it are queued: the
+//!    operation that allowed the memory to be freed was reported too early;
 //! 2. to copy through an IPC mapping whose memory its owner has freed;
 //! 3. to use a stream or an event after its destruction;
 //! 4. to call from inside a forked child with an object of the parent: such a call answers 3, and is no violation.

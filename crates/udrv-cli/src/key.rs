@@ -54,7 +54,7 @@ impl Key {
 pub(crate) enum State {
     Missing,
     Good,
-    /// What is wrong with it.
+    /// The reason why it is refused.
     Bad(String),
 }
 

@@ -49,7 +49,7 @@ pub(super) struct UdLink {
     retired: VecDeque<(u64, Ah)>,
     /// Makes handles that may take long; `None`: none was needed, or there are no threads.
     aside: Option<Aside<AhSettings, Result<Ah, Errno>>>,
-    /// What waits for a handle that is being made. A key without any is there as well.
+    /// Datagrams that wait for a handle in the making. A key may have none.
     waiting: HashMap<HandleKey, Vec<Waiting>>,
     /// Ports for which no handle could be made, and until when they are not tried again, nanoseconds: each attempt that
     /// has to ask the network takes a second.

@@ -27,7 +27,7 @@ impl Awaited {
     }
 }
 
-/// What is to be done about a peer.
+/// The next step with a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     /// Its path is to be challenged again.
