@@ -122,15 +122,22 @@ macro_rules! sends {
                     Some(from) => send(endpoint(ep), from, $tagging, Some(data), to, null_mut(), Flags::Inject),
                 };
             }
-            pub(super) const SENDS: Calls = Calls {
-                send: Some(send_one),
-                sendv: Some(sendv),
-                sendmsg: Some(sendmsg),
-                inject: Some(inject),
-                senddata: Some(senddata),
-                injectdata: Some(injectdata),
-                ..NO_CALLS
-            };
+            pub(super) const SENDS: Calls = send_calls!(Calls);
+        }
+    };
+}
+
+/// A table of the calls that send, which the place of use has by these names.
+macro_rules! send_calls {
+    ($ops:ident) => {
+        $ops {
+            send: Some(send_one),
+            sendv: Some(sendv),
+            sendmsg: Some(sendmsg),
+            inject: Some(inject),
+            senddata: Some(senddata),
+            injectdata: Some(injectdata),
+            ..NO_CALLS
         }
     };
 }
@@ -142,15 +149,7 @@ macro_rules! tables {
         type Calls = $ops;
         // SAFETY: fi_ops_msg and fi_ops_tagged have nine slots.
         const NO_CALLS: $ops = unsafe { stubs::<$ops, 9>() };
-        const SENDS: $ops = $ops {
-            send: Some(send_one),
-            sendv: Some(sendv),
-            sendmsg: Some(sendmsg),
-            inject: Some(inject),
-            senddata: Some(senddata),
-            injectdata: Some(injectdata),
-            ..NO_CALLS
-        };
+        const SENDS: $ops = send_calls!($ops);
         const fn with_receives(ops: $ops) -> Table<$ops> {
             Table::new($ops { recv: Some(recv), recvv: Some(recvv), recvmsg: Some(recvmsg), ..ops })
         }
@@ -173,4 +172,4 @@ macro_rules! tables {
     };
 }
 
-pub(super) use {receives, sends, tables};
+pub(super) use {receives, send_calls, sends, tables};
