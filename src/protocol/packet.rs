@@ -661,7 +661,8 @@ mod tests {
     }
 
     fn key() -> impl Strategy<Value = RemoteKey> {
-        any::<(u8, u64, u64)>().prop_map(|(kind, a, b)| RemoteKey::new(kind).with(a).with(b))
+        (1..=u8::MAX, any::<[u64; 2]>())
+            .prop_map(|(kind, [a, b])| RemoteKey::new(kind).with(a).with(b))
     }
 
     fn packet() -> impl Strategy<Value = Packet> {

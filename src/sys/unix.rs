@@ -223,10 +223,18 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Received {
     msg.msg_control = control.0.as_mut_ptr().cast();
     msg.msg_controllen = control.0.len();
     let _shield = Shield::raise();
-    // SAFETY: `msg` refers to live locals only.
-    let rc = check_len(unsafe {
-        libc::recvmsg(socket.as_raw_fd(), &mut msg, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC)
-    });
+    let mut take = || {
+        // SAFETY: `msg` refers to live locals only.
+        check_len(unsafe {
+            libc::recvmsg(socket.as_raw_fd(), &mut msg, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC)
+        })
+    };
+    // The other end has closed before it read all that was sent: the kernel says so once, before what the other end
+    // had sent.
+    let rc = match take() {
+        Err(Errno(libc::ECONNRESET)) => take(),
+        taken => taken,
+    };
     let n = match rc {
         Ok(n) => n,
         Err(e) if e.is_would_block() || e.0 == libc::EINTR => return Received::Nothing,
@@ -260,6 +268,22 @@ mod tests {
     use super::super::event::{Doorbell, wait_readable};
     use super::*;
     use std::os::fd::AsFd;
+
+    #[test]
+    fn the_last_message_of_an_end_that_closed_with_some_unread_is_received() {
+        let name = format!("udrv-test-{}-unread", super::super::process::pid());
+        let listener = listen(&name).unwrap();
+        let client = connect(&name).unwrap();
+        let server = accept(listener.as_fd()).unwrap().unwrap();
+        send(client.as_fd(), b"unread", &[]).unwrap();
+        send(server.as_fd(), b"last", &[]).unwrap();
+        drop(server);
+        let mut bytes = [0; 16];
+        let received = receive(client.as_fd(), &mut bytes);
+        assert!(matches!(received, Received::Message(Message { len: 4, .. })));
+        assert!(bytes.starts_with(b"last"));
+        assert!(matches!(receive(client.as_fd(), &mut bytes), Received::Closed));
+    }
 
     #[test]
     fn a_descriptor_travels() {

@@ -94,10 +94,26 @@ static void gather(struct side *side, int which)
 
 struct mailbox {
 	fi_addr_t *all;
-	uint64_t word, heard;
+	/* What this process sends: its number; and the numbers that arrived, in the order of the receives. */
+	uint64_t word, *heard;
+	int posted;
 	int sends, receives;
 	double end;
 };
+
+/* The first process that none of the receives since `from` has heard from; or -1. */
+static int silent(const struct mailbox *box, int from)
+{
+	for (int peer = 0; peer < processes; peer++) {
+		int found = peer == (int)box->word;
+
+		for (int i = from; i < box->posted && !found; i++)
+			found = box->heard[i] == (uint64_t)peer;
+		if (!found)
+			return peer;
+	}
+	return -1;
+}
 
 /* Reads what there is; lets others run if that is nothing. */
 static void take(struct side *side, struct mailbox *box)
@@ -112,7 +128,9 @@ static void take(struct side *side, struct mailbox *box)
 	if (n == -FI_EAGAIN)
 		sched_yield();
 	if (now() > box->end)
-		FAIL("process %d waits for %d sends and %d receives", side->rank, box->sends, box->receives);
+		FAIL("process %d, %s: %d sends and %d receives are missing, of %d receives; silent: %d", side->rank,
+		     shared->ranks[side->rank].name, box->sends, box->receives, box->posted,
+		     silent(box, box->posted - (processes - 1)));
 }
 
 static void post(struct side *side, struct mailbox *box, int to, uint64_t tag)
@@ -121,9 +139,10 @@ static void post(struct side *side, struct mailbox *box, int to, uint64_t tag)
 
 	box->sends++;
 	box->receives++;
-	while ((rc = fi_trecv(side->ep, &box->heard, sizeof(box->heard), NULL, FI_ADDR_UNSPEC, tag, 0, NULL)) == -FI_EAGAIN)
+	while ((rc = fi_trecv(side->ep, &box->heard[box->posted], sizeof(*box->heard), NULL, FI_ADDR_UNSPEC, tag, 0, NULL)) == -FI_EAGAIN)
 		take(side, box);
 	OK(rc);
+	box->posted++;
 	while ((rc = fi_tsend(side->ep, &box->word, sizeof(box->word), NULL, box->all[to], tag, NULL)) == -FI_EAGAIN)
 		take(side, box);
 	OK(rc);
@@ -185,6 +204,9 @@ static void one(int rank)
 	struct mailbox box = { .all = need((size_t)processes * sizeof(*box.all)), .end = now() + LONG_PATIENCE_S };
 	long before = descriptors();
 
+	box.word = (uint64_t)rank;
+	box.heard = need((size_t)(processes + 64) * sizeof(*box.heard));
+	memset(box.heard, 0xff, (size_t)(processes + 64) * sizeof(*box.heard));
 	side_open(&side, &setup);
 	name_of(side.ep, mine->name);
 	gather(NULL, 0);

@@ -19,9 +19,9 @@ use crate::sys::spare::{self, Spare};
 use crate::sys::unix::{self, Credentials};
 use crate::sys::{Errno, clock, process, user};
 use crate::telemetry::log;
-use crate::transport::Handler;
 use crate::transport::address::LocalHost;
 use crate::transport::peers::PeerTable;
+use crate::transport::{Handler, PeerId};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -35,6 +35,8 @@ const CLAIM_NS: u64 = 200_000_000;
 const STRANGERS_MAX: usize = 16;
 /// How long a new link waits for the connections at our own listener to be accepted, nanoseconds.
 const CALLERS_NS: u64 = 50_000_000;
+/// How long an attempt to make a link is remembered, nanoseconds.
+const ATTEMPT_NS: u64 = 10_000_000_000;
 /// Pauses in accepting, nanoseconds: one after a turn with connections of other users, and a backoff after errors: its
 /// first value, doubled with each further error, and its last value.
 const PAUSE_NS: u64 = 1_000_000;
@@ -67,6 +69,27 @@ impl Claim {
     }
 }
 
+/// An attempt to make a link while connections waited here. They may be those of an earlier incarnation of the peer.
+#[derive(Clone, Copy, Debug)]
+struct Attempt {
+    peer: PeerId,
+    /// The process that listened at the peer's address.
+    pid: i32,
+    since: u64,
+}
+
+impl Attempt {
+    /// Everything that waited then has been taken in, by `swept_at`, or that takes too long.
+    fn is_over(self, swept_at: u64) -> bool {
+        swept_at > self.since || clock::now_ns().saturating_sub(self.since) >= CALLERS_NS
+    }
+
+    /// The caller has tried again since; the peer is the same.
+    fn is_recent(self) -> bool {
+        clock::now_ns().saturating_sub(self.since) < ATTEMPT_NS
+    }
+}
+
 /// The accepting side of an endpoint.
 #[derive(Debug)]
 pub(super) struct Door {
@@ -82,10 +105,10 @@ pub(super) struct Door {
     /// The listener is not watched until this time, nanoseconds; 0: it is watched.
     paused_until: u64,
     backoff: u64,
-    /// Since when every check found a connection waiting, nanoseconds; 0: the last check found none.
-    callers_since: u64,
-    /// When that was looked at last, nanoseconds.
-    callers_seen: u64,
+    /// Links to be made once the connections that wait here are taken in.
+    attempts: Vec<Attempt>,
+    /// The beginning of the last turn that took in everything that waited, nanoseconds.
+    swept_at: u64,
     /// As if there were no descriptors left.
     #[cfg(test)]
     pub(super) full: bool,
@@ -105,8 +128,8 @@ impl Door {
             refused: Vec::new(),
             paused_until: 0,
             backoff: 0,
-            callers_since: 0,
-            callers_seen: 0,
+            attempts: Vec::new(),
+            swept_at: 0,
             #[cfg(test)]
             full: false,
         })
@@ -121,21 +144,46 @@ impl Door {
             || self.greetings.iter().any(Option::is_some)
     }
 
-    /// A connection waits to be accepted. False after a bounded time: peers cannot keep us from making links.
-    pub(super) fn has_callers(&mut self) -> bool {
+    /// A connection waits to be taken in.
+    fn has_callers(&self) -> bool {
+        self.greetings.iter().any(Option::is_some) || self.is_called()
+    }
+
+    /// A connection waits to be accepted.
+    fn is_called(&self) -> bool {
         let waits = |listener: &OwnedFd| wait_readable(listener.as_fd(), 0).unwrap_or(false);
-        let some = self.names.listener.as_ref().is_some_and(waits)
-            || self.greetings.iter().any(Option::is_some);
-        let now = clock::now_ns();
-        // Callers seen long ago may have been others.
-        let recent = now.saturating_sub(self.callers_seen) < CALLERS_NS;
-        self.callers_seen = now;
-        match (some, self.callers_since) {
-            (false, _) => self.callers_since = 0,
-            (true, since) if since == 0 || !recent => self.callers_since = now,
-            (true, _) => {}
+        self.names.listener.as_ref().is_some_and(waits)
+    }
+
+    /// An attempt to make the link to `peer` still waits for a turn that takes in what waits here. False after a
+    /// bounded time: peers cannot keep us from making links.
+    pub(super) fn holds_back(&self, peer: PeerId) -> bool {
+        self.attempts.iter().any(|one| one.peer == peer && !one.is_over(self.swept_at))
+    }
+
+    /// `peer` was just found in process `pid`: whether its link has to wait until what waits here is taken in.
+    pub(super) fn hold_back(&mut self, peer: PeerId, pid: i32) -> bool {
+        let at = self.attempts.iter().position(|one| one.peer == peer);
+        let before = at.map(|at| self.attempts.swap_remove(at));
+        let swept_at = self.swept_at;
+        if before.is_some_and(|one| one.pid == pid && one.is_recent() && one.is_over(swept_at))
+            || !self.has_callers()
+        {
+            return false;
         }
-        some && now.saturating_sub(self.callers_since) < CALLERS_NS
+        self.attempts.push(Attempt { peer, pid, since: clock::now_ns() });
+        true
+    }
+
+    /// A turn that began at `begun` has handled all that was ready.
+    pub(super) fn has_swept(&mut self, begun: u64) {
+        let claimed = |greeting: &Greeting| greeting.claim.is_some();
+        if !self.attempts.is_empty()
+            && !self.is_called()
+            && !self.greetings.iter().flatten().any(claimed)
+        {
+            self.swept_at = begun;
+        }
     }
 
     /// Stops accepting for so many nanoseconds.
@@ -284,9 +332,7 @@ impl Shm {
         handler: &mut impl Handler,
     ) -> usize {
         let at = self.door.room();
-        if let Some(silent) = self.door.greetings.get_mut(at).and_then(Option::take) {
-            self.epoll.remove(silent.socket.as_fd());
-        }
+        self.dismiss_silent(at, peers, handler);
         if let Err(e) = self.epoll.add(socket.as_fd(), TOKEN_GREETING | at as u64) {
             refuse(&socket, &resources(e));
             return 0;
@@ -334,14 +380,33 @@ impl Shm {
             if greeting.claim.is_some() {
                 n += self.greet(at, peers, handler);
             } else if now.saturating_sub(greeting.since) > HELLO_NS {
-                if let Some(silent) = self.door.greetings.get_mut(at).and_then(Option::take) {
-                    log::limited!(
-                        "process {} connected for a shared-memory link and said nothing",
-                        silent.credentials.pid
-                    );
-                    self.epoll.remove(silent.socket.as_fd());
-                }
+                n += self.dismiss_silent(at, peers, handler);
             }
+        }
+        n
+    }
+
+    /// Closes the connection in slot `at`, unless its connect request has arrived meanwhile.
+    fn dismiss_silent(
+        &mut self,
+        at: usize,
+        peers: &mut PeerTable,
+        handler: &mut impl Handler,
+    ) -> usize {
+        let since = |shm: &Self| Some(shm.door.greetings.get(at)?.as_ref()?.since);
+        let before = since(self);
+        let n = self.greet(at, peers, handler);
+        if since(self) != before {
+            return n;
+        }
+        if let Some(silent) = self.door.greetings.get_mut(at).and_then(Option::take) {
+            log::limited!(
+                "process {} connected for a shared-memory link and said nothing",
+                silent.credentials.pid
+            );
+            self.epoll.remove(silent.socket.as_fd());
+            // A connect request that arrives only now: its sender takes its messages back.
+            refuse(&silent.socket, &resources(Errno(libc::ENOBUFS)));
         }
         n
     }
@@ -580,4 +645,115 @@ fn has_left(claim: &Claim, greeting: &Greeting) -> bool {
     claim.segment.producer_closed()
         || unix::has_hung_up(greeting.socket.as_fd())
         || !process::is_running(greeting.credentials.pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::READY;
+    use super::super::fixture::Heard::Message;
+    use super::super::fixture::{Deaf, End, end, hears};
+    use super::*;
+    use crate::transport::shm::config::CmaPolicy;
+    use crate::transport::{Messages, Mode, SendError, Transport};
+
+    fn ends() -> [End; 2] {
+        [end(CmaPolicy::Off), end(CmaPolicy::Off)]
+    }
+
+    fn send(from: &mut End, to: &End, len: usize) -> PeerId {
+        let peer = from.connect(to);
+        from.shm.send(peer, Mode::Bulk, b"header", len, |_, _| ()).unwrap();
+        peer
+    }
+
+    /// The connections that wait at `end` are accepted before their connect requests arrive, long ago.
+    fn accept_early(end: &mut End) {
+        let socket = end.shm.door.next().unwrap().unwrap().0;
+        let credentials = unix::credentials(socket.as_fd()).unwrap();
+        end.shm.epoll.add(socket.as_fd(), TOKEN_GREETING).unwrap();
+        let greeting = Greeting { socket, credentials, since: 0, scarce: false, claim: None };
+        end.shm.door.greetings.push(Some(greeting));
+    }
+
+    #[test]
+    fn a_connect_request_that_arrived_is_read_however_late_that_is() {
+        let [mut a, mut b] = ends();
+        send(&mut a, &b, 1000);
+        accept_early(&mut b);
+        // No event of it was handled in this turn: more descriptors were ready than one call returns.
+        let mut ears = super::super::fixture::Ears::default();
+        b.shm.look_after_door(&mut b.peers, &mut ears);
+        assert_eq!(hears(&mut b), [Message(1000)]);
+        // Nor is one lost whose slot is needed.
+        send(&mut b, &a, 2000);
+        accept_early(&mut a);
+        a.shm.door.greetings.resize_with(GREETINGS_MAX, || None);
+        a.shm.dismiss_silent(0, &mut a.peers, &mut Deaf);
+        assert_eq!(hears(&mut a), [Message(2000)]);
+    }
+
+    #[test]
+    fn a_request_that_comes_too_late_is_taken_back_by_its_sender() {
+        let [mut a, mut b] = ends();
+        let socket = unix::connect(&format!("udrv/{}", b.me.port())).unwrap();
+        b.turn(&mut Deaf);
+        b.shm.door.greetings.iter_mut().flatten().for_each(|greeting| greeting.since = 0);
+        b.turn(&mut Deaf);
+        let mut bytes = [0; hello::LEN];
+        let unix::Received::Message(answer) = unix::receive(socket.as_fd(), &mut bytes) else {
+            panic!("closed without an answer")
+        };
+        let answer = Reject::decode(&bytes[..answer.len]).unwrap();
+        assert_eq!(answer, resources(Errno(libc::ENOBUFS)));
+        // As if this were the answer to the request of `a`.
+        let peer = send(&mut a, &b, 1000);
+        accept_early(&mut b);
+        let silent = b.shm.door.greetings.pop().unwrap().unwrap();
+        b.shm.epoll.remove(silent.socket.as_fd());
+        refuse(&silent.socket, &answer);
+        drop(silent);
+        a.turn(&mut Deaf);
+        let returned = a.shm.returned();
+        assert_eq!((returned.len(), returned[0].messages.len()), (1, 1));
+        assert!(!a.shm.is_connected(peer));
+    }
+
+    #[test]
+    fn a_link_waits_for_one_turn_that_takes_in_what_waits() {
+        let [mut a, mut b] = ends();
+        let peer = a.peers.intern(&b.me).unwrap();
+        // Connections come all the time, and never one of `b`.
+        let mut callers = Vec::new();
+        let mut call = |to: &End| {
+            callers.push(unix::connect(&format!("udrv/{}", to.me.port())).unwrap());
+        };
+        call(&a);
+        assert_eq!(a.shm.link(peer, &b.me), Err(SendError::Again));
+        assert_eq!(a.shm.link(peer, &b.me), Err(SendError::Again), "no turn since");
+        a.turn(&mut Deaf);
+        call(&a);
+        assert_eq!(a.shm.link(peer, &b.me), Ok(crate::transport::Contact::Linked));
+        assert!(a.shm.door.attempts.is_empty());
+        b.turn(&mut Deaf);
+    }
+
+    #[test]
+    fn a_turn_handles_more_connections_than_one_call_returns() {
+        let [mut a, mut b] = ends();
+        let senders: Vec<End> = (0..2 * READY)
+            .map(|_| {
+                let mut one = end(CmaPolicy::Off);
+                send(&mut one, &a, 1000);
+                accept_early(&mut a);
+                one
+            })
+            .collect();
+        for (at, greeting) in (0..).zip(&a.shm.door.greetings) {
+            let socket = greeting.as_ref().unwrap().socket.as_fd();
+            a.shm.epoll.rename(socket, TOKEN_GREETING | at).unwrap();
+        }
+        a.shm.poll_sockets(&mut a.peers, &mut Deaf);
+        assert_eq!(a.shm.inbound.len(), senders.len());
+        b.turn(&mut Deaf);
+    }
 }

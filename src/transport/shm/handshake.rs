@@ -47,7 +47,10 @@ impl Shm {
         address: &Address,
     ) -> Result<Contact, Errno> {
         let Some(bell) = self.bell.clone() else { return Ok(Contact::Elsewhere) };
-        self.take_callers_first(peer)?;
+        if self.door.holds_back(peer) {
+            self.due.urgent = true;
+            return Err(Errno(libc::EAGAIN));
+        }
         let (socket, credentials) = match names::find(address.port())? {
             Found::Open(socket, credentials) => (socket, credentials),
             Found::Aloof(_) => return Ok(Contact::Elsewhere),
@@ -61,8 +64,12 @@ impl Shm {
         if scarce && stays(credentials.pid) != 0 {
             return Err(Errno(libc::EMFILE));
         }
-        // Again: the links of an earlier incarnation of the peer have arrived by now, if not yet accepted.
-        self.take_callers_first(peer)?;
+        // The last messages of an earlier incarnation of the peer may wait at our listener. They are delivered, and that
+        // incarnation departs, before there is a link to the next one.
+        if self.inbound_of(peer).is_none() && self.door.hold_back(peer, credentials.pid) {
+            self.due.urgent = true;
+            return Err(Errno(libc::EAGAIN));
+        }
         let ended = |link: &Inbound| link.pid != credentials.pid || link.has_ended();
         if self.inbound_of(peer).is_some_and(ended) {
             // The link is from another incarnation than the one that listens now: end that one first.
@@ -125,16 +132,6 @@ impl Shm {
         let now = clock::now_ns();
         let recent = |link: &Outbound| now.saturating_sub(link.since) < ANSWER_NS;
         self.outbound.iter().flatten().any(|link| link.nonce.is_none() && recent(link))
-    }
-
-    /// The last messages of an earlier incarnation of `peer` may wait at our listener. They are delivered, and that
-    /// incarnation departs, before there is a link to the next one. Errors: EAGAIN.
-    fn take_callers_first(&mut self, peer: PeerId) -> Result<(), Errno> {
-        if self.inbound_of(peer).is_some() || !self.door.has_callers() {
-            return Ok(());
-        }
-        self.due.urgent = true;
-        Err(Errno(libc::EAGAIN))
     }
 
     /// Tells the sender of a connect request the doorbell, and ends those links with `peer` beside which there can be no

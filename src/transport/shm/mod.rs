@@ -62,8 +62,11 @@ use watching::{LIVENESS_NS, Watches};
 
 /// Messages taken from one ring before the next ring is polled.
 const BATCH: usize = 16;
-/// Connections accepted in one turn.
+/// Connections accepted at a time, descriptors that are handled at a time, and how often that is repeated in one turn
+/// while more are ready.
 const ACCEPTS: usize = 64;
+const READY: usize = 32;
+const ROUNDS: usize = 8;
 
 /// Time from when a sender is asked to check for sleepers until we may sleep, nanoseconds. Before the sender sees that
 /// request, it publishes messages without ringing the doorbell, and we may not see those at once either
@@ -319,6 +322,30 @@ impl Shm {
         self.door.full = on;
     }
 
+    /// Handles descriptors that are ready; returns their number, at most [`READY`], and that of events.
+    fn handle_ready(
+        &mut self,
+        peers: &mut PeerTable,
+        handler: &mut impl Handler,
+    ) -> (usize, usize) {
+        let mut tokens = [0; READY];
+        let ready = self.epoll.wait(&mut tokens, 0).unwrap_or(0);
+        let mut n = 0;
+        for &token in tokens.iter().take(ready) {
+            let id = token as u32;
+            match token & !0xffff_ffff {
+                TOKEN_GREETING => n += self.greet(id as usize, peers, handler),
+                TOKEN_OUTBOUND => n += self.on_outbound_ready(PeerId(id), peers, handler),
+                TOKEN_INBOUND => n += self.on_inbound_ready(PeerId(id), handler),
+                TOKEN_PROCESS => n += self.on_process_ready(id as i32, peers, handler),
+                _ if token == TOKEN_LISTENER => n += self.accept(ACCEPTS, peers, handler),
+                _ if token == TOKEN_BELL => n += self.on_bell(peers, handler),
+                _ => {}
+            }
+        }
+        (ready, n)
+    }
+
     /// Accepts links, reads answers, detects departed peers. A few system calls.
     #[cold]
     fn poll_sockets(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) -> usize {
@@ -340,18 +367,13 @@ impl Shm {
             n += self.on_process_ready(pid, peers, handler);
         }
         self.bell.iter().for_each(|bell| bell.ring_missed());
-        let mut tokens = [0; 32];
-        let ready = self.epoll.wait(&mut tokens, 0).unwrap_or(0);
-        for &token in tokens.iter().take(ready) {
-            let id = token as u32;
-            match token & !0xffff_ffff {
-                TOKEN_GREETING => n += self.greet(id as usize, peers, handler),
-                TOKEN_OUTBOUND => n += self.on_outbound_ready(PeerId(id), peers, handler),
-                TOKEN_INBOUND => n += self.on_inbound_ready(PeerId(id), handler),
-                TOKEN_PROCESS => n += self.on_process_ready(id as i32, peers, handler),
-                _ if token == TOKEN_LISTENER => n += self.accept(ACCEPTS, peers, handler),
-                _ if token == TOKEN_BELL => n += self.on_bell(peers, handler),
-                _ => {}
+        let begun = clock::now_ns();
+        for _ in 0..ROUNDS {
+            let (ready, events) = self.handle_ready(peers, handler);
+            n += events;
+            if ready < READY {
+                self.door.has_swept(begun);
+                break;
             }
         }
         if self.door.is_waiting() {
