@@ -35,6 +35,30 @@ pub(crate) fn ticks() -> u64 {
     now_ns()
 }
 
+/// How long this process has waited for others, which may be as slow as itself: a pause between two looks counts only up
+/// to a limit, because the process may have been stopped, or had no processor.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waited {
+    looked_at: u64,
+    ns: u64,
+    pause_max: u64,
+}
+
+impl Waited {
+    /// A wait that begins now. A pause counts as at most `pause_max` nanoseconds.
+    pub(crate) fn from_now(pause_max: u64) -> Self {
+        Self { looked_at: now_ns(), ns: 0, pause_max }
+    }
+
+    /// Nanoseconds waited so far.
+    pub(crate) fn look(&mut self) -> u64 {
+        let now = now_ns();
+        self.ns += now.saturating_sub(self.looked_at).min(self.pause_max);
+        self.looked_at = now;
+        self.ns
+    }
+}
+
 /// The end of a wait in absolute time, made from libfabric's timeouts in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline(Option<u64>);
@@ -63,5 +87,22 @@ impl Deadline {
     /// True once the deadline has passed.
     pub(crate) fn expired(self) -> bool {
         self.0.is_some_and(|end| now_ns() >= end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_was_stopped_has_not_waited_meanwhile() {
+        let mut wait = Waited::from_now(1_000_000);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert_eq!(wait.look(), 1_000_000);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert_eq!(wait.look(), 2_000_000);
+        let mut patient = Waited::from_now(u64::MAX);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(patient.look() >= 20_000_000);
     }
 }

@@ -237,7 +237,10 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Received {
     };
     let n = match rc {
         Ok(n) => n,
-        Err(e) if e.is_would_block() || e.0 == libc::EINTR => return Received::Nothing,
+        // A message for which there is no memory now is received later.
+        Err(e) if e.is_would_block() || e.is_shortage() || e.0 == libc::EINTR => {
+            return Received::Nothing;
+        }
         Err(_) => return Received::Closed,
     };
     let mut fds = Vec::new();

@@ -14,6 +14,7 @@ use super::{
 use crate::config::Config;
 use crate::memory::{MAX_SEGMENTS, Segment, SegmentList};
 use crate::sys::cancel::Shield;
+use crate::sys::clock::Waited;
 use crate::sys::cma::Range;
 use crate::sys::event::Epoll;
 use crate::sys::udp::UdpPort;
@@ -30,8 +31,10 @@ use std::sync::Arc;
 /// Free ports tried before giving up.
 const PORT_TRIES: usize = 64;
 
-/// How long messages to a new peer wait for a transport without room before the next transport is tried, nanoseconds.
+/// How long messages to a new peer wait for a transport without room before the next transport is tried, nanoseconds. A
+/// longer pause between two attempts counts as the second value.
 const BLOCKED_NS: u64 = 100_000_000;
+const PAUSE_NS: u64 = 10_000_000;
 
 impl Router {
     /// Opens all transports under `bind`; port 0 takes a free one. Errors: EADDRINUSE, EADDRNOTAVAIL, EMFILE, ENFILE,
@@ -194,12 +197,11 @@ impl Router {
     /// A transport has no room for `peer` now. False: this has lasted too long, and later transports can be tried.
     #[cold]
     fn is_blocked(&mut self, peer: PeerId, lane: Lane) -> bool {
-        let now = clock::now_ns();
-        let Some((_, since)) = self.blocked.iter().find(|(blocked, _)| *blocked == peer) else {
-            self.blocked.push((peer, now));
+        let Some((_, wait)) = self.blocked.iter_mut().find(|(blocked, _)| *blocked == peer) else {
+            self.blocked.push((peer, Waited::from_now(PAUSE_NS)));
             return true;
         };
-        if now.saturating_sub(*since) < BLOCKED_NS || !self.has_other(lane) {
+        if wait.look() < BLOCKED_NS || !self.has_other(lane) {
             return true;
         }
         self.blocked.retain(|(blocked, _)| *blocked != peer);

@@ -6,7 +6,7 @@ use crate::ofi::elsewhere::Elsewhere;
 use crate::ofi::lock::{Guard, Hold};
 use crate::ofi::progress::{By, Progress};
 use crate::protocol::{Engine, Limits};
-use crate::sys::clock::{Deadline, now_ns};
+use crate::sys::clock::{Waited, now_ns};
 use crate::sys::process;
 use crate::telemetry::log;
 use crate::transport::Address;
@@ -27,10 +27,13 @@ const ALONE_MIN: usize = 16 * 1024;
 const CACHE_PART: usize = 4;
 /// The same threshold if the size of that cache is unknown, bytes.
 const PAST_CACHES_MIN: usize = 8 << 20;
-/// How long closing waits for messages that the application considers sent, milliseconds.
-const LINGER_MS: i32 = 1000;
-/// How long closing goes on receiving, milliseconds: enough for messages that have arrived, but peers may keep sending.
-const DRAIN_MS: i32 = 100;
+/// How long closing waits for messages that the application considers sent, nanoseconds.
+const LINGER_NS: u64 = 1_000_000_000;
+/// How long closing goes on while messages arrive, nanoseconds: enough for those that have arrived, but peers may keep
+/// sending.
+const DRAIN_NS: u64 = 100_000_000;
+/// A longer pause between two looks counts as this one, nanoseconds.
+const PAUSE_NS: u64 = 50_000_000;
 
 impl Endpoint {
     /// Whether the endpoint or context of the handle is enabled, so that it is too late to bind.
@@ -126,23 +129,22 @@ impl Endpoint {
     /// Leaves all lists and closes the interface. Messages that the application considers sent get a bounded
     /// time to leave.
     pub(super) fn shut_down(&self) {
-        let deadline = Deadline::after_ms(LINGER_MS);
-        let drained = Deadline::after_ms(DRAIN_MS);
+        let mut wait = Waited::from_now(PAUSE_NS);
         let mut elsewhere = Elsewhere::after(now_ns());
         // A forked child has nothing to finish on behalf of its parent.
         let mine = process::pid() == self.owner;
         loop {
             let mut guard = self.domain.lock.lock();
+            let waited = wait.look();
             // Messages that have arrived are answered, because a peer may wait for the answer.
-            let taken = mine && !drained.expired() && self.take_all(&guard) > 0;
+            let taken = mine && self.take_all(&guard) > 0 && waited < DRAIN_NS;
             let unsent = self
                 .engine(&guard)
                 .is_some_and(|engine| engine.has_unsent() || engine.iface().unacknowledged() > 0);
-            if !mine || !taken && !unsent || deadline.expired() {
+            if !mine || !taken && !unsent || waited > LINGER_NS {
                 self.leave(&mut guard);
                 return;
             }
-            self.progress(By::Others, &guard);
             drop(guard);
             process::yield_now();
             elsewhere.look(Some(&*self.domain));
@@ -267,7 +269,7 @@ impl Endpoint {
     /// `fi_close` of a context. Posted receives are dropped. Operations under way use memory of the application,
     /// so they get a bounded time to end. Errors: EBUSY if they do not.
     pub(super) fn close_context(&self, handle: &EndpointFid) -> Result<(), i32> {
-        let deadline = Deadline::after_ms(LINGER_MS);
+        let mut wait = Waited::from_now(PAUSE_NS);
         let mut elsewhere = Elsewhere::after(now_ns());
         loop {
             let mut guard = self.domain.lock.lock();
@@ -280,7 +282,7 @@ impl Endpoint {
                 self.unbind(handle, &mut guard);
                 return Ok(());
             }
-            if deadline.expired() {
+            if wait.look() > LINGER_NS {
                 return Err(FI_EBUSY);
             }
             self.progress(By::Others, &guard);

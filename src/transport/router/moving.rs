@@ -72,9 +72,10 @@ impl Router {
     fn take_over(&mut self, from: Lane, returned: Returned) {
         let Returned { peer, pid, errno, mut messages } = returned;
         set_route(&mut self.routes, peer, Route::Moving);
-        let then = match self.has_other(from) {
-            true => Some("go another way"),
-            false => errno.is_shortage().then_some("wait until it can"),
+        let then = match (errno.is_would_block(), self.has_other(from)) {
+            (true, _) => None,
+            (false, true) => Some("go another way"),
+            (false, false) => errno.is_shortage().then_some("wait until it can"),
         };
         if let Some(then) = then {
             log::limited!(
@@ -151,18 +152,20 @@ impl Router {
         Ok(())
     }
 
-    /// The first transport that makes contact. The one that returned the messages is tried last, or not at all.
+    /// The first transport that makes contact. The one that returned the messages is tried first if they only came too
+    /// late, last if a resource was short, or not at all.
     fn other_way(&mut self, moving: &mut Moving) -> Result<Lane, SendError> {
         let unknown = SendError::Unreachable(Errno(libc::EADDRNOTAVAIL));
         let peer = moving.peer;
         let address = self.peers.address(peer).ok_or(unknown)?;
         let mut failed = SendError::Unreachable(Errno(libc::ECONNREFUSED));
         let others = Lane::ALL.iter().copied().filter(|lane| *lane != moving.from);
+        let at_once = moving.errno.is_would_block().then_some(moving.from);
         let again = moving.errno.is_shortage().then_some(moving.from);
-        if again.is_none() {
+        if at_once.or(again).is_none() {
             failed = SendError::Unreachable(moving.errno);
         }
-        for lane in others.chain(again) {
+        for lane in at_once.into_iter().chain(others).chain(again) {
             let asked = on_lane_mut!(
                 self.lanes, lane,
                 t => t.connect(peer, &address, false),

@@ -3,6 +3,7 @@
 use super::list::{Lane, Lanes};
 use super::pace::Pace;
 use crate::sys::Errno;
+use crate::sys::clock::Waited;
 use crate::sys::event::Epoll;
 use crate::sys::udp::UdpPort;
 use crate::transport::peers::PeerTable;
@@ -58,8 +59,8 @@ pub(crate) struct Router {
     pub(super) moving: Vec<Moving>,
     /// There was a peer whose messages arrive by another transport than messages to it take.
     pub(super) mixed: bool,
-    /// Peers for which a transport had no room, and since when.
-    pub(super) blocked: Vec<(PeerId, u64)>,
+    /// Peers for which a transport had no room, and how long.
+    pub(super) blocked: Vec<(PeerId, Waited)>,
 }
 
 impl Router {

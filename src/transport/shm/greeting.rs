@@ -12,6 +12,7 @@ use super::names::{self, Names};
 use super::refused::{Refused, Segment, Unmapped};
 use super::ring::Consumer;
 use super::{Shm, TOKEN_GREETING, TOKEN_LISTENER};
+use crate::sys::clock::Waited;
 use crate::sys::close::close_elsewhere;
 use crate::sys::event::{Epoll, wait_readable};
 use crate::sys::shared_memory::SharedMemory;
@@ -34,7 +35,9 @@ const CLAIM_NS: u64 = 200_000_000;
 /// Most connections of other users that wait to be closed; beyond that no connection is accepted.
 const STRANGERS_MAX: usize = 16;
 /// How long a new link waits for the connections at our own listener to be accepted, nanoseconds.
+/// A longer pause between two attempts counts as the second value.
 const CALLERS_NS: u64 = 50_000_000;
+const CALLERS_PAUSE_NS: u64 = 5_000_000;
 /// How long an attempt to make a link is remembered, nanoseconds.
 const ATTEMPT_NS: u64 = 10_000_000_000;
 /// Pauses in accepting, nanoseconds: one after a turn with connections of other users, and a backoff after errors: its
@@ -70,22 +73,22 @@ impl Claim {
 }
 
 /// An attempt to make a link while connections waited here. They may be those of an earlier incarnation of the peer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Attempt {
     peer: PeerId,
     /// The process that listened at the peer's address.
     pid: i32,
     since: u64,
+    wait: Waited,
 }
 
 impl Attempt {
     /// Everything that waited then has been taken in, by `swept_at`, or that takes too long.
-    fn is_over(self, swept_at: u64) -> bool {
-        swept_at > self.since || clock::now_ns().saturating_sub(self.since) >= CALLERS_NS
+    fn is_over(&mut self, swept_at: u64) -> bool {
+        swept_at > self.since || self.wait.look() >= CALLERS_NS
     }
 
-    /// The caller has tried again since; the peer is the same.
-    fn is_recent(self) -> bool {
+    fn is_recent(&self) -> bool {
         clock::now_ns().saturating_sub(self.since) < ATTEMPT_NS
     }
 }
@@ -107,6 +110,8 @@ pub(super) struct Door {
     backoff: u64,
     /// Links to be made once the connections that wait here are taken in.
     attempts: Vec<Attempt>,
+    /// More connections may wait than were accepted at a time.
+    pub(super) more: bool,
     /// The beginning of the last turn that took in everything that waited, nanoseconds.
     swept_at: u64,
     /// As if there were no descriptors left.
@@ -129,6 +134,7 @@ impl Door {
             paused_until: 0,
             backoff: 0,
             attempts: Vec::new(),
+            more: false,
             swept_at: 0,
             #[cfg(test)]
             full: false,
@@ -157,21 +163,22 @@ impl Door {
 
     /// An attempt to make the link to `peer` still waits for a turn that takes in what waits here. False after a
     /// bounded time: peers cannot keep us from making links.
-    pub(super) fn holds_back(&self, peer: PeerId) -> bool {
-        self.attempts.iter().any(|one| one.peer == peer && !one.is_over(self.swept_at))
+    pub(super) fn holds_back(&mut self, peer: PeerId) -> bool {
+        self.attempts.iter_mut().any(|one| one.peer == peer && !one.is_over(self.swept_at))
     }
 
     /// `peer` was just found in process `pid`: whether its link has to wait until what waits here is taken in.
     pub(super) fn hold_back(&mut self, peer: PeerId, pid: i32) -> bool {
+        self.attempts.retain(Attempt::is_recent);
         let at = self.attempts.iter().position(|one| one.peer == peer);
         let before = at.map(|at| self.attempts.swap_remove(at));
-        let swept_at = self.swept_at;
-        if before.is_some_and(|one| one.pid == pid && one.is_recent() && one.is_over(swept_at))
+        if before.is_some_and(|mut one| one.pid == pid && one.is_over(self.swept_at))
             || !self.has_callers()
         {
             return false;
         }
-        self.attempts.push(Attempt { peer, pid, since: clock::now_ns() });
+        let wait = Waited::from_now(CALLERS_PAUSE_NS);
+        self.attempts.push(Attempt { peer, pid, since: clock::now_ns(), wait });
         true
     }
 
@@ -263,7 +270,9 @@ impl Door {
             self.greetings.push(None);
             return self.greetings.len() - 1;
         }
-        let since = |slot: &Option<Greeting>| slot.as_ref().map_or(0, |greeting| greeting.since);
+        let since = |slot: &Option<Greeting>| {
+            slot.as_ref().map(|greeting| (greeting.claim.is_some(), greeting.since))
+        };
         let oldest = self.greetings.iter().enumerate().min_by_key(|(_, slot)| since(slot));
         oldest.map_or(0, |(at, _)| at)
     }
@@ -279,7 +288,8 @@ impl Shm {
     ) -> usize {
         let mut n = 0;
         let mut strangers = 0;
-        for _ in 0..most {
+        for at in 1..=most {
+            self.door.more = at == most;
             if self.door.strangers.len() >= STRANGERS_MAX {
                 break;
             }
@@ -333,6 +343,7 @@ impl Shm {
     ) -> usize {
         let at = self.door.room();
         self.dismiss_silent(at, peers, handler);
+        self.turn_away(at);
         if let Err(e) = self.epoll.add(socket.as_fd(), TOKEN_GREETING | at as u64) {
             refuse(&socket, &resources(e));
             return 0;
@@ -393,22 +404,27 @@ impl Shm {
         peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) -> usize {
-        let since = |shm: &Self| Some(shm.door.greetings.get(at)?.as_ref()?.since);
-        let before = since(self);
+        let silent = |shm: &Self| {
+            let greeting = shm.door.greetings.get(at)?.as_ref()?;
+            greeting.claim.is_none().then_some(greeting.since)
+        };
+        let before = silent(self);
         let n = self.greet(at, peers, handler);
-        if since(self) != before {
-            return n;
-        }
-        if let Some(silent) = self.door.greetings.get_mut(at).and_then(Option::take) {
-            log::limited!(
-                "process {} connected for a shared-memory link and said nothing",
-                silent.credentials.pid
-            );
-            self.epoll.remove(silent.socket.as_fd());
-            // A connect request that arrives only now: its sender takes its messages back.
-            refuse(&silent.socket, &resources(Errno(libc::ENOBUFS)));
+        if before.is_some() && silent(self) == before {
+            self.turn_away(at);
         }
         n
+    }
+
+    /// Closes the connection in slot `at`, if there is one. Its sender takes its messages back.
+    fn turn_away(&mut self, at: usize) {
+        let Some(silent) = self.door.greetings.get_mut(at).and_then(Option::take) else { return };
+        log::limited!(
+            "process {} connected for a shared-memory link and said nothing",
+            silent.credentials.pid
+        );
+        self.epoll.remove(silent.socket.as_fd());
+        refuse(&silent.socket, &resources(Errno(libc::EAGAIN)));
     }
 
     /// Reads the connect request of an accepted socket, if it has arrived, and answers it.
@@ -704,7 +720,7 @@ mod tests {
             panic!("closed without an answer")
         };
         let answer = Reject::decode(&bytes[..answer.len]).unwrap();
-        assert_eq!(answer, resources(Errno(libc::ENOBUFS)));
+        assert_eq!(answer, resources(Errno(libc::EAGAIN)));
         // As if this were the answer to the request of `a`.
         let peer = send(&mut a, &b, 1000);
         accept_early(&mut b);

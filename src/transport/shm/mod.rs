@@ -328,6 +328,7 @@ impl Shm {
         peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) -> (usize, usize) {
+        self.door.more = false;
         let mut tokens = [0; READY];
         let ready = self.epoll.wait(&mut tokens, 0).unwrap_or(0);
         let mut n = 0;
@@ -371,7 +372,7 @@ impl Shm {
         for _ in 0..ROUNDS {
             let (ready, events) = self.handle_ready(peers, handler);
             n += events;
-            if ready < READY {
+            if ready < READY && !self.door.more {
                 self.door.has_swept(begun);
                 break;
             }

@@ -163,7 +163,8 @@ impl Reliable {
 
     fn turn(&mut self, now: u64) {
         let passed = now.saturating_sub(self.last_turn);
-        self.shared.patience += passed.min(TURN_MAX_NS);
+        let most = TURN_MAX_NS.min(self.shared.settings.peer_timeout_ns / 4);
+        self.shared.patience += passed.min(most);
         self.last_turn = self.last_turn.max(now);
     }
 

@@ -4,7 +4,7 @@ use super::member::{Member, PATIENCE_MS, STRANGER};
 use super::wire::{GREETING_LEN, Greeting};
 use crate::memory::SegmentList;
 use crate::sys::Errno;
-use crate::sys::event::Epoll;
+use crate::sys::event::{Epoll, wait_readable};
 use crate::sys::tcp::{self, Received};
 use crate::telemetry::log;
 use crate::transport::net::neighbours::{Neighbours, Standing};
@@ -26,6 +26,13 @@ struct Stranger {
     since: u64,
     bytes: [u8; GREETING_LEN],
     filled: usize,
+}
+
+impl Stranger {
+    /// Bytes wait that were not read yet.
+    fn has_more(&self) -> bool {
+        wait_readable(self.member.fd(), 0).unwrap_or(false)
+    }
 }
 
 /// All such connections, oldest first.
@@ -63,7 +70,8 @@ impl Strangers {
                 }
             };
             if self.list.len() >= STRANGERS_MAX {
-                self.list.remove(0);
+                let silent = self.list.iter().position(|stranger| !stranger.has_more());
+                self.list.remove(silent.unwrap_or(0));
             }
             let number = self.next;
             self.next = self.next.wrapping_add(1);
@@ -104,6 +112,6 @@ impl Strangers {
 
     /// Drops connections whose greeting did not come in time.
     pub(super) fn expire(&mut self, now: u64) {
-        self.list.retain(|stranger| now.saturating_sub(stranger.since) < WAIT_NS);
+        self.list.retain(|one| now.saturating_sub(one.since) < WAIT_NS || one.has_more());
     }
 }
