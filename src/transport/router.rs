@@ -841,6 +841,28 @@ mod tests {
     }
 
     #[test]
+    fn what_came_too_late_is_sent_again_by_the_same_transport() {
+        let bind = Address(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
+        let key = || (JobKey::from_bytes([0; 16]), Source::Nothing);
+        let [mut a, mut b] = [(); 2].map(|()| {
+            let config = Config::default();
+            Router::open(bind, &config, key()).unwrap()
+        });
+        let to = a.connect(&b.address()).unwrap();
+        a.send(to, Mode::Short, b"header", 8, |_, to| to.fill(7)).unwrap();
+        b.lanes.shm.as_mut().unwrap().turn_callers_away();
+        let mut ear = Ear::default();
+        let begun = clock::now_ns();
+        while ear.0.is_empty() {
+            a.poll(&mut Ear::default());
+            b.poll(&mut ear);
+            assert!(clock::now_ns() - begun < 60_000_000_000);
+        }
+        assert_eq!(ear.0, [[7; 8]]);
+        assert_eq!(a.route(to), Route::By(Lane::shm), "there is the network too");
+    }
+
+    #[test]
     fn what_is_refused_for_good_and_has_no_other_way_ends_with_the_error() {
         let refused = Errno(libc::EPERM);
         let (mut a, mut b) = (on_loopback(), on_loopback());

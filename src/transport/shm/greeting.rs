@@ -228,6 +228,13 @@ impl Door {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn turn_all_away(&mut self) {
+        while let Ok(Some((socket, _))) = self.next() {
+            refuse(&socket, &LATE);
+        }
+    }
+
     /// Accepting failed. After a permanent error the endpoint stops accepting: from then on it is reached over
     /// the network.
     fn on_error(&mut self, call: &str, errno: Errno, port: u16, epoll: &Epoll) {
@@ -424,7 +431,7 @@ impl Shm {
             silent.credentials.pid
         );
         self.epoll.remove(silent.socket.as_fd());
-        refuse(&silent.socket, &resources(Errno(libc::EAGAIN)));
+        refuse(&silent.socket, &LATE);
     }
 
     /// Reads the connect request of an accepted socket, if it has arrived, and answers it.
@@ -645,6 +652,8 @@ enum Heard {
     Refused(Reject),
 }
 
+const LATE: Reject =
+    Reject { reason: RejectReason::Resources, detail: libc::EAGAIN.unsigned_abs() };
 const MALFORMED: Reject = Reject { reason: RejectReason::Malformed, detail: 0 };
 
 fn resources(errno: Errno) -> Reject {
@@ -720,7 +729,7 @@ mod tests {
             panic!("closed without an answer")
         };
         let answer = Reject::decode(&bytes[..answer.len]).unwrap();
-        assert_eq!(answer, resources(Errno(libc::EAGAIN)));
+        assert_eq!(answer, LATE);
         // As if this were the answer to the request of `a`.
         let peer = send(&mut a, &b, 1000);
         accept_early(&mut b);

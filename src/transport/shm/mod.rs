@@ -322,6 +322,12 @@ impl Shm {
         self.door.full = on;
     }
 
+    /// For tests: the connections that wait come too late.
+    #[cfg(test)]
+    pub(crate) fn turn_callers_away(&mut self) {
+        self.door.turn_all_away();
+    }
+
     /// Handles descriptors that are ready; returns their number, at most [`READY`], and that of events.
     fn handle_ready(
         &mut self,
