@@ -93,6 +93,9 @@ fn no_page_names_a_variable_that_does_not_exist() {
     for page in [
         "man/fi_udrv.7",
         "README.md",
+        "docs/users.md",
+        "docs/administrators.md",
+        "docs/slow.md",
         "ARCHITECTURE.md",
         "FEATURES.md",
         "PERFORMANCE.md",
