@@ -10,6 +10,7 @@ use crate::memory::cache::CacheSettings;
 use crate::memory::settings::HmemPolicy;
 use crate::telemetry::config::LogConfig;
 use crate::telemetry::log;
+use crate::transport::cuda_ipc::config::CudaIpcConfig;
 use crate::transport::net::config::NetConfig;
 use crate::transport::net::rv::config::RvPolicy;
 use crate::transport::net::verbs::config::RdmaSettings;
@@ -28,6 +29,7 @@ pub(crate) fn variables() -> impl Iterator<Item = &'static Variable> {
         CacheSettings::VARIABLES,
         LogConfig::VARIABLES,
         HmemPolicy::VARIABLES,
+        CudaIpcConfig::VARIABLES,
     ];
     groups.into_iter().flatten()
 }
@@ -41,6 +43,7 @@ pub(crate) struct Config {
     pub(crate) net: NetConfig,
     pub(crate) log: LogConfig,
     pub(crate) hmem: HmemPolicy,
+    pub(crate) cuda_ipc: CudaIpcConfig,
 }
 
 impl Config {
@@ -79,6 +82,7 @@ impl Config {
         config.net.read(from);
         config.log.read(from);
         config.hmem.read(from);
+        config.cuda_ipc.read(from);
         config
     }
 }

@@ -15,10 +15,12 @@
 //! costs what it cost before. An address that is used by mistake is none, and a fault.
 #![allow(unsafe_code)]
 
-use super::mover::{self, Site};
+use super::mover::{self, Import, Reading, Site};
 use crate::sys::cma::{self, Range};
+use crate::sys::cuda::Failure;
 use crate::sys::{Errno, simd, tcp};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 /// Most segments in one operation: `iov_limit` of the endpoint attributes.
 pub(crate) const MAX_SEGMENTS: usize = 4;
@@ -284,6 +286,35 @@ impl SegmentList {
         let [first, ..] = &mut self.segments;
         (first.addr, first.len) = (first.addr | MARKED, 0);
         self
+    }
+
+    /// Site and address, if it is one segment of device memory.
+    fn device(&self) -> Option<(Site, usize)> {
+        let segments = self.plain();
+        let mut full = segments.iter().filter(|segment| segment.len > 0);
+        let (only, None) = (full.next()?, full.next()) else { return None };
+        only.site().map(|site| (site, only.addr & ADDRESS))
+    }
+
+    /// The site of the one segment of device memory that it is. `None`: it is something else.
+    pub(crate) fn site(&self) -> Option<Site> {
+        self.device().map(|(site, _)| site)
+    }
+
+    /// The part of at most `len` bytes at `offset` that is contiguous.
+    pub(crate) fn piece(&self, offset: usize, len: usize) -> Self {
+        let part = self.slice(offset, len).plain();
+        let first = part.iter().find(|segment| segment.len > 0);
+        self.slice(offset, first.map_or(0, |segment| segment.len))
+    }
+
+    /// Begins to read from another process's memory to all of the list, which is at the same site. Failures: those of
+    /// [`Reading::begin`].
+    pub(crate) fn begin_reading(&self, from: Arc<Import>, offset: u64) -> Result<Reading, Failure> {
+        const NONE: Failure = Failure(1);
+        let (_, to) = self.device().ok_or(NONE)?;
+        // SAFETY: the application lent the list to an operation that lasts until the reading has ended or is dropped.
+        unsafe { Reading::begin(from, offset, to, self.len) }
     }
 
     /// The segments with their lengths.

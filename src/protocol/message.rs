@@ -39,6 +39,18 @@ impl Payload {
         }
     }
 
+    /// Copies device memory, which packets cannot be filled from cheaply. False: the device failed, or there is no memory.
+    /// `copied`: bytes of all copies that the engine owns.
+    pub(super) fn bring_to_host(&mut self, copied: &mut usize) -> bool {
+        let Self::Lent(list) = self else { return true };
+        if list.is_on_device() {
+            let Some(copy) = OwnedBuffer::try_copy_of(list) else { return false };
+            *copied += list.len();
+            *self = Self::Owned(copy);
+        }
+        true
+    }
+
     pub(super) fn is_owned(&self) -> bool {
         matches!(self, Self::Owned(_))
     }

@@ -52,6 +52,17 @@ impl<B: Buffers> SendOp<B> {
 }
 
 impl<I: Iface> Engine<I> {
+    /// Whether a send of device memory is announced, and its receiver may read it from there by some lane. Otherwise it
+    /// is sent from a copy.
+    pub(crate) fn advertises(&mut self, peer: PeerId, memory: &SegmentList) -> bool {
+        let (iface, limits, len) = (&mut self.iface, &self.core.limits, memory.len());
+        !select::is_eager(iface, limits, peer, len)
+            && matches!(
+                select::remote_buffers(iface, peer, (len, memory), None),
+                select::Buffers::On(_)
+            )
+    }
+
     /// Starts a send. `Again`: no room in the ring, in the completion queue or for another pending send. Sends that
     /// complete at once are reported before this returns.
     pub(crate) fn send(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
@@ -285,7 +296,8 @@ impl<I: Iface> Engine<I> {
                 *scheme = Sender::Push(push::Sender::new(flow, rts.leaves));
             }
             Announce::RemoteBuffers(lane) => {
-                if let (Some(lane), None, 1) = (lane, message.offer, segments.ranges().1) {
+                let whole = segments.piece(0, segments.len()).len() == segments.len();
+                if let (Some(lane), None, true) = (lane, message.offer, whole) {
                     message.offer = iface.register(peer, lane, &segments, Purpose::Send).key();
                 }
                 rts.offer = message.offer;

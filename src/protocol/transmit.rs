@@ -2,7 +2,7 @@
 
 use super::flow::Onward;
 use super::index_list::Key;
-use super::packet::Ranges;
+use super::packet::{Packet, Ranges};
 use super::schemes::fragments;
 use super::sends::{Pending, Sender};
 use super::state::{Core, Engine};
@@ -146,6 +146,10 @@ impl Core {
             Onward::Sent(packet) => {
                 *scheme = Sender::Sent;
                 outbox.urgent.extend(packet.map(|packet| (peer, packet)));
+            }
+            // The receiver's FIN ends the send.
+            Onward::Fragments { rx, .. } if !message.payload.bring_to_host(&mut sends.copied) => {
+                outbox.reply(peer, Packet::Fault { rx });
             }
             Onward::Fragments { rx, flow } => {
                 *scheme = Sender::Fragments(fragments::Sender::new(rx, flow));

@@ -23,6 +23,14 @@ const RELAXED: c_uint = 2;
 /// CU_MEMORYTYPE_DEVICE.
 const DEVICE: c_uint = 2;
 
+/// CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.
+const PEER_ACCESS: c_uint = 1;
+
+/// CUipcMemHandle: names an allocation to the other processes of the node. Only the driver knows what its bytes mean.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct IpcHandle(pub(crate) [u64; 8]);
+
 type Context = *mut c_void;
 type Handle = *mut c_void;
 
@@ -55,6 +63,9 @@ functions! {
     event_query c"cuEventQuery" (Handle);
     copy c"cuMemcpyAsync" (u64, u64, usize, Handle);
     capture_mode c"cuThreadExchangeStreamCaptureMode" (*mut c_uint);
+    ipc_get c"cuIpcGetMemHandle" (*mut IpcHandle, u64);
+    ipc_open c"cuIpcOpenMemHandle_v2" (*mut u64, IpcHandle, c_uint);
+    ipc_close c"cuIpcCloseMemHandle" (u64);
 }
 
 /// The driver of this process.
@@ -73,6 +84,13 @@ pub(crate) struct Allocation {
     pub(crate) start: u64,
     /// Bytes.
     pub(crate) len: usize,
+}
+
+/// An allocation of another process that this one has opened.
+#[derive(Debug)]
+pub(crate) struct Import {
+    context: usize,
+    start: u64,
 }
 
 /// A context, with the provider's stream and event in it.
@@ -142,6 +160,34 @@ impl Cuda {
         if got { context.expose_provenance() } else { 0 }
     }
 
+    /// The handle by which other processes open the allocation. Memory of a pool, or made with cuMemCreate, has none.
+    pub(crate) fn export(&self, of: &Allocation) -> Result<IpcHandle, Failure> {
+        let mut handle = IpcHandle::default();
+        self.within(self.context_of(of), || {
+            // SAFETY: a local of the handle's size.
+            done(unsafe { (self.0.ipc_get)(&mut handle, of.start) })
+        })?;
+        Ok(handle)
+    }
+
+    /// Opens an allocation of another process, in the context of a lane.
+    pub(crate) fn import(&self, lane: &Lane, handle: &IpcHandle) -> Result<Import, Failure> {
+        let (context, mut start) = (lane.context, 0);
+        self.within(context, || {
+            // SAFETY: a local; the driver checks the handle.
+            done(unsafe { (self.0.ipc_open)(&mut start, *handle, PEER_ACCESS) })
+        })?;
+        Ok(Import { context, start })
+    }
+
+    /// Closes it again. All copies from it have ended.
+    pub(crate) fn close(&self, import: &Import) -> Result<(), Failure> {
+        self.within(import.context, || {
+            // SAFETY: what `import` got, and closed once.
+            done(unsafe { (self.0.ipc_close)(import.start) })
+        })
+    }
+
     /// Calls `then` with the context current, whatever thread this is, and leaves the thread as it was. An application
     /// that captures a graph meanwhile must not capture our calls, nor have them refused.
     fn within<T>(
@@ -177,6 +223,11 @@ impl Cuda {
         Ok(Lane { context, stream, event })
     }
 
+    /// Another stream and event in the context of a lane.
+    pub(crate) fn lane_beside(&self, lane: &Lane) -> Result<Lane, Failure> {
+        self.lane(lane.context)
+    }
+
     /// Begins a copy, of which [`Self::is_done`] tells the end.
     ///
     /// # Safety
@@ -206,6 +257,21 @@ impl Cuda {
             Ok(())
         })?;
         if result == NOT_READY { Ok(false) } else { done(result).map(|()| true) }
+    }
+}
+
+#[cfg(test)]
+impl Allocation {
+    /// One that no driver knows.
+    pub(crate) fn test(start: u64, len: usize) -> Self {
+        Self { context: 1, ordinal: 0, id: 1, start, len }
+    }
+}
+
+impl Import {
+    /// Where it begins in this process.
+    pub(crate) fn start(&self) -> u64 {
+        self.start
     }
 }
 

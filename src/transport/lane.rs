@@ -53,6 +53,9 @@ pub(crate) struct LaneCaps {
     pub(crate) receive_max: usize,
     /// Shortest long message that is worth remote buffers, bytes.
     pub(crate) receive_min: usize,
+    /// It only reads: the receiver fetches all of a message that is advertised, and there are no remote buffers. The two
+    /// sizes above are then those of such reads.
+    pub(crate) reads: bool,
     /// Shortest direct read, and shortest direct write, of regions of the peer that is worth it while no messages are
     /// under way, bytes. Otherwise the protocol layer's own threshold for direct RMA applies, and always with
     /// `usize::MAX`. `None`: there are none.
@@ -74,6 +77,7 @@ impl LaneCaps {
             device: false,
             receive_max: 0,
             receive_min: 0,
+            reads: false,
             read_min: None,
             write_min: None,
             register_max: 0,

@@ -7,6 +7,7 @@
 
 pub(crate) mod address;
 pub(crate) mod address_index;
+pub(crate) mod cuda_ipc;
 pub(crate) mod interface;
 pub(crate) mod job_key;
 mod lane;

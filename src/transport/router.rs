@@ -309,6 +309,12 @@ impl Router {
         self.lane(peer).filter(|_| *key == RemoteKey::ADDRESSES)
     }
 
+    /// Whether the key is one of a lane that takes device memory.
+    #[cold]
+    fn takes_device(&self, peer: PeerId, key: &RemoteKey) -> bool {
+        self.lanes(peer).iter().any(|lane| lane.device && lane.lane.made(key))
+    }
+
     /// The transport by which messages of `peer` arrive.
     fn heard_by(&self, peer: PeerId) -> Option<Lane> {
         let mut by = None;
@@ -604,8 +610,7 @@ impl OneSided for Router {
         to: &Remote,
         how: Put,
     ) -> Result<Access, SendError> {
-        // No transport reaches device memory.
-        if local.is_on_device() {
+        if local.is_on_device() && !self.takes_device(peer, &to.key) {
             return Err(NO_WAY);
         }
         by_key!(on_lane_mut, self, peer, to.key, t => t.put(peer, local, to, how), Err(NO_WAY))
@@ -618,7 +623,7 @@ impl OneSided for Router {
         from: &Remote,
         token: u64,
     ) -> Result<Access, SendError> {
-        if local.is_on_device() {
+        if local.is_on_device() && !self.takes_device(peer, &from.key) {
             return Err(NO_WAY);
         }
         by_key!(on_lane_mut, self, peer, from.key, t => t.get(peer, local, from, token), Err(NO_WAY))

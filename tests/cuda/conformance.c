@@ -218,7 +218,9 @@ static int opens(const char *text, const char *bytes)
 	int result = cuIpcOpenMemHandle_v2(&again, h, 1);
 	if (result != 208 && (result || again != p || cuIpcCloseMemHandle(again)))
 		return 6;
-	return cuIpcCloseMemHandle(p) ? 7 : 0;
+	if (cuIpcCloseMemHandle(p))
+		return 7;
+	return cuIpcOpenMemHandle_v2(&p, h, 1) || cuIpcCloseMemHandle(p) ? 8 : 0;
 }
 
 static void ipc(void)
@@ -230,7 +232,7 @@ static void ipc(void)
 	cuMemcpyHtoD_v2(p + 100, "original", 8);
 	check(cuIpcGetMemHandle(&h, p) == 0, "device memory has an IPC handle");
 	check(cuIpcOpenMemHandle_v2(&q, h, 1) != 0, "which its own process cannot open");
-	check(opened_by_another(&h, "original"), "another process can, reads the bytes, writes, and opens it once more");
+	check(opened_by_another(&h, "original"), "another process can, reads the bytes, writes, and opens it once more and after it was closed");
 	check(cuMemcpyDtoH_v2(back, p + 100, 7) == 0 && !strcmp(back, "changed"), "and what it wrote is there");
 	cuMemAllocManaged(&managed, LEN, 1);
 	check(cuIpcGetMemHandle(&managed_handle, managed) != 0, "managed memory has no handle");

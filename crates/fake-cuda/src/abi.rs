@@ -206,7 +206,10 @@ api! {
     fn cuMemcpyHtoD_v2(to: Pointer, from: Pointer, len: usize) { copy_now(to, from, len) }
     fn cuMemcpyDtoH_v2(to: Pointer, from: Pointer, len: usize) { copy_now(to, from, len) }
     fn cuMemcpyDtoD_v2(to: Pointer, from: Pointer, len: usize) { copy_now(to, from, len) }
-    fn cuMemcpyAsync(to: Pointer, from: Pointer, len: usize, stream: usize) { copy(to, from, len, stream) }
+    fn cuMemcpyAsync(to: Pointer, from: Pointer, len: usize, stream: usize) {
+        count_direction(to, from, len)?;
+        copy(to, from, len, stream)
+    }
     fn cuMemcpyHtoDAsync_v2(to: Pointer, from: Pointer, len: usize, stream: usize) { copy(to, from, len, stream) }
     fn cuMemcpyDtoHAsync_v2(to: Pointer, from: Pointer, len: usize, stream: usize) { copy(to, from, len, stream) }
     fn cuMemcpyDtoDAsync_v2(to: Pointer, from: Pointer, len: usize, stream: usize) { copy(to, from, len, stream) }
@@ -261,6 +264,20 @@ api! {
 
 fn find(stream: usize) -> Answer<Arc<Stream>> {
     with(|model| model.stream(stream))
+}
+
+/// Counts long copies by what they are between.
+fn count_direction(to: Pointer, from: Pointer, len: usize) -> Answer {
+    const LONG: usize = 64 * 1024;
+    let device = |addr| with(|model| Ok(model.find(addr).is_some_and(|found| !found.is_host())));
+    let name = match (device(to)?, device(from)?) {
+        _ if len < LONG => return Ok(()),
+        (true, true) => "long-DtoD",
+        (true, false) => "long-HtoD",
+        (false, _) => "long-DtoH",
+    };
+    counters::count(name);
+    Ok(())
 }
 
 /// Waits without the lock: what is drained may need it.

@@ -68,9 +68,9 @@ impl Allocation {
         }
     }
 
-    /// Tells the processes that have it open that it is freed.
+    /// Tells the processes that open it which allocation it is.
     pub(crate) fn mark(&self) {
-        if let Some(mapping) = self.mapping() {
+        if let Kind::Device(mapping) = &self.kind {
             mapping.word(WORD_ID).store(self.id, Ordering::Relaxed);
         }
     }

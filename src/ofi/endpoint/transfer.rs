@@ -368,14 +368,16 @@ impl Sending {
     }
 
     fn start(&self, ep: &Endpoint, guard: &Guard<'_>, account: Account) -> Result<(), OpError> {
-        if self.payload.is_on_device() {
+        let destination = ep.destination(self.dest, guard)?;
+        let engine = ep.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
+        if self.payload.is_on_device()
+            && (self.inject || !engine.advertises(destination.0, &self.payload))
+        {
             // No peer and no system call can read it: the message is sent from a copy, as an injected one.
             let copy = OwnedBuffer::try_copy_of(&self.payload).ok_or(OpError::Error(FI_EIO))?;
             return Self { payload: copy.segments(), inject: true, ..*self }
                 .start(ep, guard, account);
         }
-        let destination = ep.destination(self.dest, guard)?;
-        let engine = ep.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
         engine.send(&self.op(destination, account), &mut ep.host(guard))
     }
 

@@ -2,7 +2,6 @@
 //! buffers, a few at a time, and the sender writes them. If the sender has advertised the message, the receiver reads
 //! every second chunk itself. Bytes that can be neither advertised nor written come as fragments.
 
-use crate::memory::SegmentList;
 use crate::protocol::Cause;
 use crate::protocol::index_list::{IndexList, Key};
 use crate::protocol::limits::Counts;
@@ -224,12 +223,13 @@ impl Receiver {
         // The sender's remote key is void when the connection that it was made for ends.
         self.offer = self.offer.filter(|key| lane.made(key) && iface.is_current(peer, key));
         let most = match self.offer {
-            Some(_) => share(message.want, by.receive_max.min(SHARE_MAX)),
-            None => by.receive_max,
+            None if by.reads => return Err(STALE),
+            Some(_) if !by.reads => share(message.want, by.receive_max.min(SHARE_MAX)),
+            _ => by.receive_max,
         };
         while self.out < AHEAD && self.next < message.want {
             let offset = self.next;
-            let part = piece(&message.target.segments, offset, most.min(message.want - offset));
+            let part = message.target.segments.piece(offset, most.min(message.want - offset));
             let len = part.len();
             if len == 0 {
                 return Err(SendError::Unreachable(Errno(libc::EINVAL)));
@@ -237,7 +237,7 @@ impl Receiver {
             let (mover, filled) = (Mover::Due, false);
             let chunk = Lent { peer, message: key, offset, len, lane, mover, filled };
             let token = chunks.list.push_back(chunk);
-            if self.reads && self.offer.is_some() {
+            if (self.reads || by.reads) && self.offer.is_some() {
                 chunks.due.push_back(token);
                 self.reads = false;
             } else {
@@ -605,11 +605,4 @@ fn say_declined(peer: PeerId, rx: u64, from: usize, outbox: &mut Outbox) {
 fn share(len: usize, most: usize) -> usize {
     let each = len.div_ceil(2).div_ceil(most.max(1)).max(1);
     len.div_ceil(2 * each).next_multiple_of(PAGE).min(most)
-}
-
-/// The contiguous range of at most `len` bytes at `offset`.
-fn piece(segments: &SegmentList, offset: usize, len: usize) -> SegmentList {
-    let (ranges, _) = segments.slice(offset, len).ranges();
-    let [first, ..] = ranges;
-    segments.slice(offset, first.len as usize)
 }

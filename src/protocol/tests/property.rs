@@ -123,6 +123,7 @@ fn glazing(rng: &mut Rng, node: bool) -> Glazing {
         write_refusals: rng.pick(&[0, 0, 3, 30]),
         waits: rng.pick(&[0, 0, 60, 90]),
         offers: rng.pick(&[0, 0, 50, 100]),
+        reads: rng.pick(&[false, false, true]),
         rails: rng.pick(&[1, 1, 2]),
         ..Glazing::none()
     }

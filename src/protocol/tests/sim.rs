@@ -996,12 +996,14 @@ impl OneSided for SimIface {
     fn lanes(&self, peer: PeerId) -> Lanes {
         let Caps { get, put, .. } = self.caps_now(peer);
         let net = self.net.borrow();
-        let Glazing { rails, max, min, exposes, expose_max, .. } = net.weather.windows;
+        let Glazing { rails, max, min, reads, exposes, expose_max, .. } = net.weather.windows;
         let mut lanes = Lanes::default();
         for (rail, latency_ns) in RAILS.into_iter().take(rails).zip(1..) {
             lanes.push(LaneCaps {
                 receive_max: max,
                 receive_min: min,
+                reads,
+                device: reads,
                 read_min: exposes.then_some(64 * latency_ns as usize),
                 write_min: exposes.then_some(128 * latency_ns as usize),
                 register_max: if exposes { expose_max } else { 0 },

@@ -57,6 +57,8 @@ pub(super) struct Glazing {
     pub(super) waits: u64,
     /// How often a message is advertised for reading, percent.
     pub(super) offers: u64,
+    /// The devices only read, also memory that the processor cannot touch.
+    pub(super) reads: bool,
     /// Regions can be advertised.
     pub(super) exposes: bool,
     /// They always can, and with flush reads.
@@ -84,6 +86,7 @@ impl Glazing {
             write_refusals: 0,
             waits: 0,
             offers: 0,
+            reads: false,
             exposes: false,
             steady: false,
             quick_flush: false,
@@ -296,7 +299,9 @@ impl Panes {
         glazing: &Glazing,
         rng: &mut Rng,
     ) -> Registered {
-        assert_eq!(memory.ranges().1.max(1), 1, "memory of several ranges");
+        assert_eq!(memory.piece(0, memory.len()).len(), memory.len(), "memory of several ranges");
+        assert!(glazing.reads || !memory.is_on_device(), "memory that the lane does not take");
+        assert!(!glazing.reads || !matches!(purpose, Purpose::Receive { .. }), "a remote buffer");
         let confirms = Self::sees_writes(self.ends[side].known);
         match purpose {
             Purpose::Region { reads, writes, .. } if glazing.exposes => {

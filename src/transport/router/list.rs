@@ -162,6 +162,7 @@ transports! { ($)
     loopback: crate::transport::loopback::Loopback,
     shm: crate::transport::shm::Shm,
     net: crate::transport::net::Net,
+    cuda_ipc: crate::transport::cuda_ipc::CudaIpc,
     #[cfg(test)]
     first: doubles::Double<201>,
     #[cfg(test)]

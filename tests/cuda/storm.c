@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
+/*
+ * storm ROUNDS: two processes send each other messages between allocations of device memory that come and go, at addresses that
+ * are used again at once, and check every byte. It is linked with the double's libcuda.so.1.
+ *
+ * storm ROUNDS death: after that one of them is killed while the other reads its memory, and the other closes and frees.
+ */
+#include "common.h"
+
+#include <rdma/fi_domain.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+typedef uint64_t ptr;
+extern int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
+extern int cuMemAlloc_v2(ptr *, size_t), cuMemFree_v2(ptr), cuPointerSetAttribute(const void *, int, ptr);
+extern int cuMemcpyHtoD_v2(ptr, const void *, size_t), cuMemcpyDtoH_v2(void *, ptr, size_t);
+
+enum { LEAST = 128 << 10, MOST = 512 << 10, SLOTS = 6, AHEAD = 2, SYNC_MEMOPS = 6 };
+
+struct slot {
+	ptr at;
+	size_t len;
+};
+
+static int rounds;
+/* How many of both came to the end; null: nobody is killed. */
+static int *survivors;
+
+/* A new allocation in a slot, half of the time. */
+static ptr refresh(struct slot *slot, uint64_t *random)
+{
+	int on = 1;
+
+	if (slot->at && next_random(random) % 2)
+		return slot->at;
+	if (slot->at)
+		SAME(cuMemFree_v2(slot->at), 0);
+	slot->len = LEAST + next_random(random) % (MOST - LEAST);
+	SAME(cuMemAlloc_v2(&slot->at, slot->len), 0);
+	SAME(cuPointerSetAttribute(&on, SYNC_MEMOPS, slot->at), 0);
+	return slot->at;
+}
+
+static void exchange(struct side *side, int round, struct slot *from, struct slot *to, uint8_t *host, uint64_t *random)
+{
+	static struct fi_context2 contexts[2 * AHEAD];
+	size_t len[AHEAD];
+	int n;
+
+	for (n = 0; n < AHEAD; n++) {
+		struct slot *target = &to[(round * AHEAD + n) % SLOTS];
+		refresh(target, random);
+		POST(side, fi_trecv(side->ep, (void *)target->at, target->len, NULL, side->peer, n, 0, &contexts[n]));
+	}
+	for (n = 0; n < AHEAD; n++) {
+		struct slot *source = &from[(round * AHEAD + n) % SLOTS];
+		size_t skip = next_random(random) % 1000;
+		refresh(source, random);
+		/* What the other side has room for. */
+		len[n] = LEAST - skip;
+		fill(host, len[n], (uint32_t)(round * AHEAD + n) * 2 + (uint32_t)side->rank);
+		SAME(cuMemcpyHtoD_v2(source->at + skip, host, len[n]), 0);
+		POST(side, fi_tsend(side->ep, (void *)(source->at + skip), len[n], NULL, side->peer, n, &contexts[AHEAD + n]));
+	}
+	for (n = 0; n < AHEAD; n++) {
+		struct fi_cq_tagged_entry got = completion(side->rx);
+		int which = (int)((struct fi_context2 *)got.op_context - contexts);
+		struct slot *target = &to[(round * AHEAD + which) % SLOTS];
+		SAME(cuMemcpyDtoH_v2(host, target->at, got.len), 0);
+		CHECK(holds(host, got.len, (uint32_t)(round * AHEAD + which) * 2 + (uint32_t)!side->rank, 0));
+	}
+	for (n = 0; n < AHEAD; n++)
+		completion(side->tx);
+}
+
+/* The next completion or error, if there is one. */
+static void take_any(struct fid_cq *cq)
+{
+	struct fi_cq_tagged_entry entry;
+	struct fi_cq_err_entry error = {0};
+
+	if (fi_cq_read(cq, &entry, 1) == -FI_EAVAIL)
+		fi_cq_readerr(cq, &error, 0);
+}
+
+static void end_by_death(struct side *side, struct slot *from, struct slot *to, uint64_t *random)
+{
+	static struct fi_context2 contexts[SLOTS];
+	double end;
+	int n;
+
+	barrier(side);
+	for (n = 0; n < SLOTS; n++) {
+		if (side->rank == 0)
+			POST(side, fi_trecv(side->ep, (void *)to[n].at, to[n].len, NULL, side->peer, n, 0, &contexts[n]));
+		else
+			POST(side, fi_tsend(side->ep, (void *)from[n].at, LEAST, NULL, side->peer, n, &contexts[n]));
+	}
+	end = now() + (side->rank == 0 ? 0.5 : (double)(next_random(random) % 100) * 1e-5);
+	while (now() < end) {
+		take_any(side->rx);
+		take_any(side->tx);
+	}
+	if (side->rank == 1)
+		raise(SIGKILL);
+	side_close(side);
+	++*survivors;
+}
+
+static void allocate_and_exchange(struct side *side)
+{
+	struct setup setup = { .caps = FI_MSG | FI_TAGGED | FI_HMEM };
+	struct slot from[SLOTS] = {0}, to[SLOTS] = {0};
+	uint64_t random = 1 + (uint64_t)side->rank;
+	uint8_t *host = need(MOST);
+	void *context;
+	int n;
+
+	SAME(cuInit(0), 0);
+	SAME(cuDevicePrimaryCtxRetain(&context, 0), 0);
+	SAME(cuCtxSetCurrent(context), 0);
+	side_begin(side, &setup);
+	for (n = 0; n < rounds; n++)
+		exchange(side, n, from, to, host, &random);
+	if (survivors)
+		end_by_death(side, from, to, &random);
+	else
+		side_end(side);
+	for (n = 0; n < SLOTS; n++) {
+		SAME(cuMemFree_v2(from[n].at), 0);
+		SAME(cuMemFree_v2(to[n].at), 0);
+	}
+	free(host);
+}
+
+int main(int argc, char **argv)
+{
+	rounds = argc > 1 ? atoi(argv[1]) : 100;
+	if (argc > 2) {
+		survivors = mmap(NULL, sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		CHECK(survivors != MAP_FAILED);
+		return !run_story(allocate_and_exchange, false, 60) && *survivors == 1 ? 0 : 1;
+	}
+	return run_story(allocate_and_exchange, false, 60) ? 0 : 1;
+}
