@@ -4,7 +4,8 @@ use super::cancel::Shield;
 use super::errno::{Errno, Result, check, check_len};
 use super::process::Home;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
 /// An eventfd used as a doorbell: any number of rings is one wake-up.
 #[derive(Debug)]
@@ -37,7 +38,6 @@ impl Doorbell {
 
     /// The descriptor to wait on.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        use std::os::fd::AsFd;
         self.0.as_fd()
     }
 }
@@ -86,10 +86,12 @@ impl Timer {
 
     /// The descriptor to wait on.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        use std::os::fd::AsFd;
         self.0.as_fd()
     }
 }
+
+/// A descriptor of which several owners wait until it is readable.
+pub(crate) type Watched = Arc<dyn AsFd + Send + Sync>;
 
 /// A set of descriptors that are waited for together; itself a descriptor that can be waited for.
 ///
@@ -188,7 +190,6 @@ impl Epoll {
 
     /// The descriptor of the set, readable when a member is ready.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        use std::os::fd::AsFd;
         self.fd.as_fd()
     }
 

@@ -17,6 +17,7 @@
 //! |---|---|---|---|
 //! | the ends of a ring | slot sequence, progress counter | release store, acquire load around slot and payload | yes |
 //! | ring sender, sleeper | sequence, SLEEPING | full fences; the first sleep waits for WAITS (`SETTLES_NS`) | yes |
+//! | senders of parked links, their receiver (`shm::hints`) | bits of links, summary | read-modify-writes, the summary last, and first to be taken; a link is looked at for `SETTLES_NS` after it is parked | yes |
 //! | ends of a split copy | work descriptor | release, acquire; the kernel copies before its caller's release | yes |
 //! | direct access, its end | REACHING, EPOCH (`shm::reaching`) | a full fence in both | yes |
 //! | owner, visitor (`sys::biased`) | `inside`, `reasons` | [`light`], [`heavy`] | yes |
@@ -77,6 +78,8 @@ pub(crate) trait Word {
     fn store(&self, value: u64, order: Ordering);
     fn swap(&self, value: u64, order: Ordering) -> u64;
     fn fetch_add(&self, value: u64, order: Ordering) -> u64;
+    fn fetch_or(&self, bits: u64, order: Ordering) -> u64;
+    fn fetch_and(&self, bits: u64, order: Ordering) -> u64;
     fn compare_exchange_weak(
         &self,
         now: u64,
@@ -107,6 +110,16 @@ macro_rules! word {
             #[inline(always)]
             fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
                 Self::fetch_add(self, value, order)
+            }
+
+            #[inline(always)]
+            fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
+                Self::fetch_or(self, bits, order)
+            }
+
+            #[inline(always)]
+            fn fetch_and(&self, bits: u64, order: Ordering) -> u64 {
+                Self::fetch_and(self, bits, order)
             }
 
             #[inline(always)]

@@ -28,7 +28,7 @@ impl SharedMemory {
     /// the descriptor to pass on. Errors: ENOMEM, ENOSPC, EFBIG, EMFILE, ENFILE.
     pub(crate) fn create(len: usize, reserved: usize) -> Result<(Self, OwnedFd)> {
         let fd = Self::reserve("udrv", len, reserved)?;
-        Ok((Self::map(fd.as_fd_ref(), len)?, fd))
+        Ok((Self::map(fd.as_fd_ref(), 0, len)?, fd))
     }
 
     /// Reserves the pages of `len` bytes at `offset`, and maps them: page faults make the first write five times as
@@ -85,10 +85,11 @@ impl SharedMemory {
     /// of more than 200 bytes or with a NUL.
     pub(crate) fn create_labelled(label: &str, len: usize) -> Result<(Self, OwnedFd)> {
         let fd = Self::reserve(label, len, len)?;
-        Ok((Self::map(fd.as_fd_ref(), len)?, fd))
+        Ok((Self::map(fd.as_fd_ref(), 0, len)?, fd))
     }
 
-    fn reserve(label: &str, len: usize, reserved: usize) -> Result<OwnedFd> {
+    /// A file of `len` zeroed bytes for several mappings, of which the first `reserved` are reserved; see [`Self::create`].
+    pub(crate) fn reserve(label: &str, len: usize, reserved: usize) -> Result<OwnedFd> {
         // The kernel would end a process that exceeds the limit (setrlimit(2), SIGXFSZ).
         if process::file_size_limit().is_some_and(|limit| limit < len) {
             return Err(Errno(libc::EFBIG));
@@ -103,11 +104,17 @@ impl SharedMemory {
         let size = libc::off_t::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
         // SAFETY: an owned descriptor.
         let sized = check(unsafe { libc::ftruncate(fd.as_raw_fd(), size) });
+        if reserved == 0 {
+            sized?;
+        }
         // If a filter forbids that call, the other one sizes the file, and reserves all of it.
         let reserved = if sized.is_ok() { reserved } else { len };
         let reserved = libc::off_t::try_from(reserved).map_err(|_| Errno(libc::EINVAL))?;
-        // SAFETY: an owned descriptor.
-        let rc = unsafe { libc::posix_fallocate(fd.as_raw_fd(), 0, reserved) };
+        let rc = match reserved {
+            0 => 0,
+            // SAFETY: an owned descriptor.
+            _ => unsafe { libc::posix_fallocate(fd.as_raw_fd(), 0, reserved) },
+        };
         if rc != 0 {
             return Err(Errno(rc));
         }
@@ -120,6 +127,12 @@ impl SharedMemory {
     /// `len` bytes that can no longer shrink (access beyond the end of a file raises SIGBUS). Errors:
     /// EINVAL, ENOMEM.
     pub(crate) fn attach(fd: &OwnedFd, len: usize) -> Result<Self> {
+        Self::attach_part(fd, 0, len)
+    }
+
+    /// Like [`Self::attach`], `len` bytes at `offset`, which is a multiple of the page size. Errors: also EINVAL for another
+    /// offset.
+    pub(crate) fn attach_part(fd: &OwnedFd, offset: usize, len: usize) -> Result<Self> {
         #[cfg(test)]
         if let Some(errno) = REFUSED.get() {
             return Err(errno);
@@ -129,10 +142,11 @@ impl SharedMemory {
         if seals & libc::F_SEAL_SHRINK == 0 {
             return Err(Errno(libc::EINVAL));
         }
-        if file_len(fd)? < len {
+        let size = file_len(fd)?;
+        if offset.checked_add(len).is_none_or(|end| end > size) {
             return Err(Errno(libc::EINVAL));
         }
-        Self::map(fd.as_fd_ref(), len)
+        Self::map(fd.as_fd_ref(), offset, len)
     }
 
     /// The word at `offset` of unmapped memory that a peer passed. `None`: it cannot be read.
@@ -144,7 +158,8 @@ impl SharedMemory {
         (n == 4).then_some(u32::from_ne_bytes(bytes))
     }
 
-    fn map(fd: BorrowedFd<'_>, len: usize) -> Result<Self> {
+    fn map(fd: BorrowedFd<'_>, offset: usize, len: usize) -> Result<Self> {
+        let offset = libc::off_t::try_from(offset).map_err(|_| Errno(libc::EINVAL))?;
         // SAFETY: a new shared mapping at an address of the kernel's choice.
         let base = unsafe {
             libc::mmap(
@@ -153,7 +168,7 @@ impl SharedMemory {
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED,
                 fd.as_raw_fd(),
-                0,
+                offset,
             )
         };
         if base == libc::MAP_FAILED {

@@ -19,6 +19,7 @@ use super::net::socket_addr_to_bytes;
 use control::SO_RXQ_OVFL;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
 
 /// Size of socket buffers to ask for, bytes. The kernel doubles it and counts its own structures in it: room
 /// for some 7000 datagrams of 1472 bytes.
@@ -29,7 +30,7 @@ const ECT_0: libc::c_int = 2;
 /// A non-blocking UDP socket bound to one address.
 #[derive(Debug)]
 pub(crate) struct UdpPort {
-    socket: UdpSocket,
+    socket: Arc<UdpSocket>,
     /// The kernel splits a message into datagrams.
     gso: bool,
     /// The kernel may join datagrams into one message.
@@ -64,9 +65,9 @@ impl UdpPort {
         let (gso, gro, ecn) = Self::prepare(fd.as_fd(), v6);
         // The kernel counts double.
         let buffer = option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap_or(0);
-        let small = (buffer < 2 * BUFFER_WANTED).then_some(buffer as usize / 2);
+        let small = (buffer < 2 * BUFFER_WANTED).then_some(buffer.unsigned_abs() / 2);
         Ok(Self {
-            socket: UdpSocket::from(fd),
+            socket: Arc::new(UdpSocket::from(fd)),
             gso,
             gro,
             ecn,
@@ -117,6 +118,11 @@ impl UdpPort {
     /// (EPOLLERR) while the error queue holds something.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+
+    /// The socket, for a thread that sleeps on it.
+    pub(crate) fn shared(&self) -> Arc<UdpSocket> {
+        self.socket.clone()
     }
 
     /// The receive buffer, bytes as the kernel counts them: a datagram takes its length and at least

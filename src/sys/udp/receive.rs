@@ -34,7 +34,7 @@ pub(crate) struct Losses {
     /// Datagrams that found the receive buffer full, as far as the kernel has reported.
     pub(crate) overflowed: u64,
     /// Bytes of the receive buffer, where the system gives less than was asked for.
-    small: Option<usize>,
+    small: Option<u32>,
 }
 
 /// Overflows that are worth a line of the log: they are repaired, but each costs a round trip.
@@ -84,7 +84,7 @@ fn zeroed(len: usize) -> Option<Vec<u8>> {
 
 impl Receiver {
     /// `small`: bytes of a receive buffer that is smaller than wanted.
-    pub(super) fn new(small: Option<usize>) -> Self {
+    pub(super) fn new(small: Option<u32>) -> Self {
         Self { losses: Losses { small, ..Losses::default() }, ..Self::default() }
     }
 

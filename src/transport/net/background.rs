@@ -5,9 +5,9 @@ use super::core::Core;
 use super::ending;
 use super::shared::Shared;
 use crate::sys::biased::Visitor;
+use crate::sys::event::Watched;
 use crate::sys::thread::Thread;
 use crate::sys::{Errno, process};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Stack of the thread, bytes.
@@ -26,7 +26,7 @@ impl Background {
     pub(super) fn start(
         shared: &Arc<Shared>,
         mut core: Visitor<Core>,
-        links: Vec<OwnedFd>,
+        links: Vec<Watched>,
     ) -> Result<Self, Errno> {
         let mine = shared.clone();
         ending::enter(shared);

@@ -6,9 +6,9 @@
 
 use super::core::Core;
 use crate::sys::biased::Visitor;
-use crate::sys::event::{Doorbell, Timer, wait_any};
+use crate::sys::event::{Doorbell, Timer, Watched, wait_any};
 use crate::sys::{Errno, clock, process};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The application counts as absent when it has not polled for this long, nanoseconds.
@@ -134,7 +134,7 @@ impl Shared {
     }
 
     /// The thread: returns after `stop`.
-    pub(super) fn run(&self, core: &mut Visitor<Core>, links: &[OwnedFd]) {
+    pub(super) fn run(&self, core: &mut Visitor<Core>, links: &[Watched]) {
         let mut look = LOOK_NS;
         while !self.stop.load(Ordering::Acquire) {
             let now = clock::now_ns();
@@ -173,7 +173,7 @@ impl Shared {
     }
 
     /// Sleeps until one of `links`, at most two, is readable, the doorbell rings, or `until` has come.
-    fn wait(&self, links: &[OwnedFd], until: Option<u64>) {
+    fn wait(&self, links: &[Watched], until: Option<u64>) {
         let ms = match until {
             None => -1,
             Some(at) => {

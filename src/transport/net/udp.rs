@@ -7,8 +7,9 @@ use crate::sys::udp::{Destination, PortError, UdpPort};
 use crate::telemetry::log;
 use crate::transport::Address;
 use std::io::IoSlice;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 /// Headers of IP and UDP before a datagram, bytes.
 const HEADERS_V4: usize = 20 + 8;
@@ -94,6 +95,11 @@ impl UdpLink {
     /// The descriptor that is readable, or has an error, when `receive` has something to report.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.port.fd()
+    }
+
+    /// The socket, for a thread that sleeps on it.
+    pub(crate) fn shared(&self) -> Arc<UdpSocket> {
+        self.port.shared()
     }
 
     /// Counts of datagrams.

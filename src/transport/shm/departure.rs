@@ -86,8 +86,8 @@ impl Shm {
     pub(super) fn on_bell(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) -> usize {
         self.bell.iter().for_each(|bell| bell.silence());
         let n = self.see_closed_off(peers, handler);
-        for link in &self.inbound {
-            self.waiting.watch(&link.consumer);
+        if self.waiting.sleeping {
+            self.inbound.watch();
         }
         n
     }
@@ -181,8 +181,8 @@ impl Shm {
         let refused = if error.is_none() { self.read_refused(peer, handler) } else { Ok(false) };
         let error = error.or_else(|| refused.err());
         let mut ended = Ended { closed: refused.unwrap_or(false), ..Ended::default() };
-        if let Some(at) = self.inbound.iter().position(|link| link.peer == peer) {
-            self.end_inbound(at, error, &mut ended, handler);
+        if let Some(link) = self.inbound.remove(peer) {
+            self.end_inbound(link, error, &mut ended, handler);
         }
         if let Some(link) = self.outbound.get_mut(peer.index()).and_then(Option::take) {
             if let Some(socket) = &link.socket {
@@ -204,15 +204,14 @@ impl Shm {
         }
     }
 
-    /// Takes the incoming link number `at` down.
+    /// Takes down an incoming link, which is no longer in the list.
     fn end_inbound(
         &mut self,
-        at: usize,
+        mut link: Inbound,
         error: Option<Errno>,
         ended: &mut Ended,
         handler: &mut impl Handler,
     ) {
-        let mut link = self.inbound.swap_remove(at);
         self.count_processes();
         if let Some(socket) = &link.socket {
             self.epoll.remove(socket.as_fd());
@@ -266,7 +265,7 @@ impl Shm {
         let mut due = |peer| turn.next().unwrap_or(true) || owed(peer);
         let mut ended = Vec::new();
         let mut heard = vec![false; self.outbound.len()];
-        for link in &self.inbound {
+        for link in self.inbound.iter() {
             if let Some(heard) = heard.get_mut(link.peer.index()) {
                 *heard = true;
             }

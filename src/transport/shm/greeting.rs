@@ -609,14 +609,7 @@ impl Shm {
                 return 0;
             }
         }
-        let features = hello::ATOMICS | hello::COLLECTIVES | stays(pid);
-        let answer = match lack {
-            Some(errno) => resources(errno).encode(),
-            None => Welcome { nonce: self.nonce, features }.encode(),
-        };
-        if unix::send(greeting.socket.as_fd(), &answer, &[]).is_err()
-            && !has_left(&claim, &greeting)
-        {
+        if self.answer(&greeting.socket, lack, pid).is_err() && !has_left(&claim, &greeting) {
             if claim.is_recent() {
                 return self.door.put_back(at, greeting, claim);
             }
@@ -641,6 +634,27 @@ impl Shm {
                 0
             }
         }
+    }
+}
+
+impl Shm {
+    /// Answers a connect request of process `pid`. Errors: those of [`unix::send`].
+    fn answer(&mut self, socket: &OwnedFd, lack: Option<Errno>, pid: i32) -> Result<(), Errno> {
+        let socket = socket.as_fd();
+        if let Some(errno) = lack {
+            return unix::send(socket, &resources(errno).encode(), &[]);
+        }
+        let features = hello::ATOMICS | hello::COLLECTIVES | stays(pid);
+        let welcome = Welcome { nonce: self.nonce, features, hint: (0, 0) };
+        if let Some((hints, number)) = self.inbound.next_hint() {
+            let (file, offset) = hints.address();
+            let welcome = Welcome { hint: (offset, number), ..welcome };
+            // A filter may forbid to pass descriptors.
+            if unix::send(socket, &welcome.encode(), &[file]).is_ok() {
+                return Ok(());
+            }
+        }
+        unix::send(socket, &welcome.encode(), &[])
     }
 }
 

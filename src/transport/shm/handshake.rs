@@ -4,6 +4,8 @@
 use super::attach::{probe_read, probe_write};
 use super::copy_rate::CopyRate;
 use super::hello::{self, Hello, Reject, Welcome};
+use super::hints::Hint;
+use super::inbound::Attention;
 use super::layout::{
     FRUGAL, Geometry, LAVISH, SLOT, SLOTS, SLOTS_STEP, receivers_bell, set_receivers_bell,
 };
@@ -110,6 +112,7 @@ impl Shm {
             pid: credentials.pid,
             since: clock::now_ns(),
             bell,
+            hint: None,
             features: None,
             nonce: None,
             copy_rate: CopyRate::default(),
@@ -185,9 +188,6 @@ impl Shm {
         if self.pressure {
             consumer.set_pressure(true);
         }
-        if self.waiting.watch(&consumer) {
-            self.watches.wake_for_checks(true); // the thread began to sleep without links
-        }
         // The socket is already in the epoll set, as a greeting: renaming it needs no resource that may be short.
         let socket = if stays(pid) | hello.features & hello::STAYS == 0 {
             self.dismiss(socket);
@@ -226,7 +226,13 @@ impl Shm {
             reaches: hello.features & hello::REACHES != 0 && pid > 0,
             places,
             cells: CellTable::default(),
+            attention: Attention::default(),
         });
+        if self.waiting.sleeping {
+            // The thread may have begun to sleep without links, and without words.
+            self.inbound.watch();
+            self.watches.wake_for_checks(true);
+        }
         self.share_places(peer);
         self.count_processes();
         self.watch(pid);
@@ -345,6 +351,17 @@ impl Outbound {
         let theirs = receivers_bell(self.producer.memory());
         self.producer.consumer_closed() || theirs.is_some_and(|theirs| self.bell.is_gone(theirs))
     }
+
+    /// Maps the receiver's words, if their file came with the answer. Returns the other descriptors.
+    fn learn_hint(&mut self, mut fds: Vec<OwnedFd>, welcome: Option<Welcome>) -> Vec<OwnedFd> {
+        let hint = fds.first().zip(welcome).map(|(file, welcome)| Hint::new(file, welcome.hint));
+        if let Some(Ok(hint)) = hint {
+            self.hint = Some(hint);
+            self.producer.set_hinted();
+            drop(fds.swap_remove(0));
+        }
+        fds
+    }
 }
 
 /// The features of a side that sees `pid` as the other's process id.
@@ -360,19 +377,20 @@ pub(super) fn read_answer(link: &mut Outbound, epoll: &Epoll) -> Answer {
         unix::Received::Nothing => Answer::None,
         unix::Received::Closed => Answer::Closed,
         unix::Received::Message(unix::Message { len, fds, .. }) => {
-            // An answer carries no descriptors. If the peer sent some, closing them must not block this thread.
-            let _ = close_elsewhere(fds);
             let bytes = bytes.get(..len).unwrap_or(&[]);
+            let welcome = Welcome::decode(bytes);
+            // Closing what else the peer sent must not block this thread.
+            let _ = close_elsewhere(link.learn_hint(fds, welcome));
             if let Some(reject) = Reject::decode(bytes) {
                 return Answer::Rejected(reject);
             }
-            if let Some(welcome) = Welcome::decode(bytes) {
+            if let Some(welcome) = welcome {
                 link.features = Some(welcome.features);
                 link.nonce = Some(welcome.nonce);
                 link.producer.settle();
                 if stays(link.pid) | welcome.features & hello::STAYS == 0 {
-                    epoll.remove(socket.as_fd());
-                    link.socket = None;
+                    let socket = link.socket.take();
+                    socket.iter().for_each(|socket| epoll.remove(socket.as_fd()));
                 }
             }
             Answer::Welcome

@@ -118,6 +118,9 @@ pub(super) struct Welcome {
     pub(super) nonce: u64,
     /// Optional features of the receiver.
     pub(super) features: u32,
+    /// Of the receiver's words, if their file travels beside this message: their offset in it, and the number of the
+    /// link's bit.
+    pub(super) hint: (u32, u32),
 }
 
 struct Writer {
@@ -219,7 +222,9 @@ impl Welcome {
         let mut w = Writer::new(KIND_WELCOME);
         w.put(&VERSION.to_le_bytes())
             .put(&self.nonce.to_le_bytes())
-            .put(&self.features.to_le_bytes());
+            .put(&self.features.to_le_bytes())
+            .put(&self.hint.0.to_le_bytes())
+            .put(&self.hint.1.to_le_bytes());
         w.bytes
     }
 
@@ -229,7 +234,7 @@ impl Welcome {
             return None;
         }
         let _version = r.u16()?;
-        Some(Self { nonce: r.u64()?, features: r.u32()? })
+        Some(Self { nonce: r.u64()?, features: r.u32()?, hint: (r.u32()?, r.u32()?) })
     }
 }
 
@@ -298,7 +303,7 @@ mod tests {
             assert_eq!(Hello::decode(&reject.encode()), None);
         }
         assert_eq!(Reject::decode(&hello().encode()), None);
-        let welcome = Welcome { nonce: 9, features: 2 };
+        let welcome = Welcome { nonce: 9, features: 2, hint: (4096, 77) };
         assert_eq!(Welcome::decode(&welcome.encode()), Some(welcome));
         assert_eq!(Welcome::decode(&hello().encode()), None);
     }

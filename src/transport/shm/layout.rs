@@ -5,6 +5,7 @@
 //! 128    FLAGS      u32: requests of the receiver                 (receiver sets, sender clears SLEEPING)
 //! 256    CLOSING    u32: 1 when the sender has closed in order, 2 when it has taken the link down   (sender writes)
 //! 260    MOVED      u32: 1 when the sender of a refused link sends its messages another way   (sender writes)
+//! 264    HINTED     u32: 1 when the sender knows its bit in the receiver's words   (sender writes)
 //! 512    CELLS      16 x 64 bytes: work descriptors of split copies   (both write)
 //! 1536   REACHING   u64: odd during a direct access by the sender (sender writes)
 //! 1600   EPOCH      u64: of the keys that the sender knows        (receiver writes)
@@ -32,6 +33,8 @@ pub(super) const FLAGS: usize = 128;
 pub(super) const CLOSING: usize = 256;
 /// Offset of the word that says that the sender of a refused link has taken its messages back.
 pub(super) const MOVED: usize = 260;
+/// Offset of the word that says that the sender sets a bit when its link is parked (`hints`).
+pub(super) const HINTED: usize = 264;
 /// Offset of the first work descriptor.
 pub(super) const CELLS: usize = 512;
 /// Bytes of a work descriptor: one cache line.
@@ -60,6 +63,8 @@ pub(super) const FLAG_PRESSURE: u32 = 4;
 /// The receiver has closed in order; with [`FLAG_BROKEN`] it has taken the link down, but has not closed.
 pub(super) const FLAG_CLOSED: u32 = 8;
 pub(super) const FLAG_BROKEN: u32 = 16;
+/// The receiver does not look at this ring: a sender has to publish, and then to set its bit in the receiver's words.
+pub(super) const FLAG_PARKED: u32 = 32;
 
 /// Values of CLOSING: the sender has closed in order, or has taken the link down but has not closed.
 pub(super) const CLOSED: u32 = 1;

@@ -18,6 +18,8 @@ mod fixture;
 mod greeting;
 mod handshake;
 mod hello;
+mod hints;
+mod inbound;
 mod layout;
 mod names;
 mod reaching;
@@ -30,34 +32,32 @@ mod watching;
 mod whole;
 
 use super::peers::PeerTable;
-use super::share::CellTable;
 use super::{
     Address, Caps, Contact, ELSEWHERE, Handler, Head, LocalHost, Messages, Mode, Opening, PeerId,
     Returned, SendError, Streaming, Transport,
 };
 use crate::memory::Segment;
-use crate::sys::bell::{Bell, BellAddress};
+use crate::sys::bell::Bell;
 use crate::sys::cancel::Shield;
 use crate::sys::event::{Epoll, Timer};
 use crate::sys::gate::Gate;
 use crate::sys::order::fence;
-use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{Errno, clock, process, unix, user};
 use crate::telemetry::log;
-use attach::Entrance;
 use budget::Budget;
 use config::{CmaPolicy, ShmConfig};
 use copy_rate::CopyRate;
 use crowd::Crowd;
 use greeting::Door;
+use hints::Hint;
+use inbound::{Inbound, Links};
 use layout::{FRUGAL, MOVABLE_MAX, SLOT_ROOM};
 use names::{Found, Kind, Names};
 use reaching::Unsettled;
 use refusals::Refusals;
-use ring::{Area, Consumer, Popped, Producer, Wake};
-use std::os::fd::{AsFd, OwnedFd};
+use ring::{Consumer, Popped, Producer, Wake};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use watching::{LIVENESS_NS, Watches};
 
 /// Messages taken from one ring before the next ring is polled.
@@ -92,60 +92,16 @@ struct Outbound {
     /// When the link was made, nanoseconds.
     since: u64,
     bell: Arc<Bell>,
+    /// The link's bit in the receiver's words.
+    hint: Option<Hint>,
     /// The receiver's features and its incarnation, as in its connect reply.
     features: Option<u32>,
     nonce: Option<u64>,
     copy_rate: CopyRate,
 }
 
-#[derive(Debug)]
-struct Inbound {
-    peer: PeerId,
-    consumer: Consumer,
-    /// The connection, between processes that do not both see each other's id.
-    socket: Option<OwnedFd>,
-    pid: i32,
-    nonce: u64,
-    /// The receiver's doorbell, and the sender's.
-    bell: Arc<Bell>,
-    theirs: BellAddress,
-    /// Address of the sender's gate, and whether we have found it closed.
-    gate: u64,
-    shut: AtomicBool,
-    can_get: bool,
-    can_put: bool,
-    /// The sender takes part in split copies.
-    assists: bool,
-    /// The sender can use direct RMA on our regions.
-    reaches: bool,
-    /// The payload buffers of its segment, if the sender supports recycled ones.
-    places: Option<Area<Arc<SharedMemory>>>,
-    cells: CellTable,
-}
-
-impl Inbound {
-    /// Whether we may copy from the sender's memory, and to it.
-    fn reach(&self) -> (bool, bool) {
-        let open = !self.shut.load(Ordering::Relaxed);
-        (self.can_get && open, self.can_put && open)
-    }
-
-    /// Rings the sender's doorbell.
-    fn ring(&self) {
-        self.bell.ring(self.theirs);
-    }
-
-    fn entrance(&self) -> Entrance {
-        Entrance { pid: self.pid, gate: self.gate, name: self.nonce }
-    }
-
-    /// The sender has closed, or its process has ended.
-    fn has_ended(&self) -> bool {
-        self.consumer.producer_closed()
-            || self.bell.is_gone(self.theirs)
-            || self.socket.as_ref().is_some_and(|socket| unix::has_hung_up(socket.as_fd()))
-    }
-}
+/// By peer.
+type Outbounds = Vec<Option<Box<Outbound>>>;
 
 /// Settings of the user and the job key that apply to links.
 #[derive(Debug)]
@@ -207,13 +163,11 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Has the sender ring for its next message if a thread sleeps: another thread may have made the link, or taken a
-    /// ring, meanwhile. Returns whether one sleeps.
-    fn watch(&self, consumer: &Consumer) -> bool {
+    /// Has the sender ring for its next message if a thread sleeps: another thread may have taken a ring meanwhile.
+    fn watch(&self, consumer: &Consumer) {
         if self.sleeping {
             consumer.sleep();
         }
-        self.sleeping
     }
 }
 
@@ -230,8 +184,8 @@ pub(crate) struct Shm {
     bell: Option<Arc<Bell>>,
     reaching: Reaching,
     crowd: Crowd,
-    outbound: Vec<Option<Box<Outbound>>>,
-    inbound: Vec<Inbound>,
+    outbound: Outbounds,
+    inbound: Links,
     /// Messages from the rings of refused links, for the endpoint to send another way.
     returned: Vec<Returned>,
     refusals: Refusals,
@@ -271,7 +225,7 @@ impl Shm {
             reaching: Reaching { gate: Gate::new(nonce)?, unsettled: Vec::new() },
             crowd: Crowd::new(),
             outbound: Vec::new(),
-            inbound: Vec::new(),
+            inbound: Links::default(),
             returned: Vec::new(),
             refusals: Refusals::default(),
             watches: Watches::new(timer),
@@ -387,6 +341,7 @@ impl Shm {
             n += self.look_after_door(peers, handler);
         }
         let now = clock::now_ns();
+        self.inbound.check(now);
         if now.saturating_sub(self.watches.checked_at) > LIVENESS_NS {
             self.watches.checked_at = now;
             n += self.check_liveness(peers, handler);
@@ -397,6 +352,70 @@ impl Shm {
             }
         }
         n
+    }
+}
+
+impl Shm {
+    /// Looks at the rings of the parked links whose bits are set.
+    #[cold]
+    fn poll_parked(&mut self, handler: &mut impl Handler) -> usize {
+        let mut n = 0;
+        let numbers = self.inbound.take_raised();
+        for &number in &numbers {
+            let Some(link) = self.inbound.parked(number) else { continue };
+            let taken = link.take_batch::<true>(&mut self.outbound, &mut self.due, handler);
+            if taken == 0 {
+                continue;
+            }
+            n += taken;
+            if link.consumer.has_message() {
+                self.inbound.set_again(number);
+            }
+            if let Some(link) = self.inbound.found(number) {
+                self.waiting.watch(&link.consumer);
+            }
+        }
+        self.inbound.reuse(numbers);
+        n
+    }
+}
+
+impl Inbound {
+    /// Delivers messages from the ring, at most [`BATCH`]. `PARKED`: of a parked link. The compiler makes a function of its
+    /// own for these, and lets the direct ones be part of the poll.
+    #[inline(always)]
+    fn take_batch<const PARKED: bool>(
+        &mut self,
+        outbound: &mut Outbounds,
+        due: &mut Due,
+        handler: &mut impl Handler,
+    ) -> usize {
+        let mut taken = 0;
+        while taken < BATCH {
+            let peer = self.peer;
+            match self.consumer.pop(|header, payload| handler.on_message(peer, header, payload)) {
+                Popped::Message => {
+                    taken += 1;
+                    if handler.wants_pause() {
+                        break;
+                    }
+                }
+                Popped::Handed(handed) => {
+                    taken += 1;
+                    let out = outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
+                    if out.is_some_and(|out| !out.producer.receive(&handed)) {
+                        due.end(peer);
+                        break;
+                    }
+                }
+                Popped::Empty => break,
+                Popped::Malformed => {
+                    due.end(peer);
+                    break;
+                }
+            }
+        }
+        taken
     }
 }
 
@@ -471,7 +490,7 @@ impl Messages for Shm {
     fn set_pressure(&mut self, on: bool) {
         if self.pressure != on {
             self.pressure = on;
-            for link in &self.inbound {
+            for link in self.inbound.iter() {
                 link.consumer.set_pressure(on);
             }
         }
@@ -544,35 +563,11 @@ impl Transport for Shm {
     #[inline]
     fn poll(&mut self, handler: &mut impl Handler) -> usize {
         let mut n = 0;
-        for link in &mut self.inbound {
-            let mut taken = 0;
-            while taken < BATCH {
-                let peer = link.peer;
-                match link.consumer.pop(|header, payload| handler.on_message(peer, header, payload))
-                {
-                    Popped::Message => {
-                        taken += 1;
-                        if handler.wants_pause() {
-                            break;
-                        }
-                    }
-                    Popped::Handed(handed) => {
-                        taken += 1;
-                        let out =
-                            self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
-                        if out.is_some_and(|out| !out.producer.receive(&handed)) {
-                            self.due.end(peer);
-                            break;
-                        }
-                    }
-                    Popped::Empty => break,
-                    Popped::Malformed => {
-                        self.due.end(peer);
-                        break;
-                    }
-                }
-            }
-            n += taken;
+        for link in self.inbound.direct() {
+            n += link.take_batch::<false>(&mut self.outbound, &mut self.due, handler);
+        }
+        if self.inbound.is_raised() {
+            n += self.poll_parked(handler);
         }
         n
     }
@@ -633,7 +628,7 @@ impl Transport for Shm {
     fn enable_waiting(&mut self) {
         if !self.waiting.asked {
             self.waiting.asked = true;
-            for link in &self.inbound {
+            for link in self.inbound.iter() {
                 link.consumer.set_waits();
                 self.waiting.settles_at = clock::now_ns().saturating_add(SETTLES_NS);
             }
@@ -649,7 +644,7 @@ impl Transport for Shm {
             self.waiting.settles_at = 0;
         }
         self.waiting.sleeping = true;
-        if self.inbound.iter().all(|link| link.consumer.sleep()) {
+        if self.inbound.sleep() {
             let links = !self.inbound.is_empty() || self.outbound.iter().any(Option::is_some);
             self.watches.wake_for_checks(links);
             return true;
@@ -661,9 +656,7 @@ impl Transport for Shm {
     fn awake(&mut self) {
         if self.waiting.sleeping {
             self.waiting.sleeping = false;
-            for link in &self.inbound {
-                link.consumer.awake();
-            }
+            self.inbound.awake();
             // A socket may have woken us.
             self.due.urgent = true;
         }
@@ -693,7 +686,7 @@ impl Drop for Shm {
             }
             // The application owns the memory of pending receives and sends again after this.
             self.reaching.gate.close();
-            for link in &mut self.inbound {
+            for link in self.inbound.iter_mut() {
                 link.consumer.close();
                 link.ring();
                 link.end_sharing();
@@ -712,6 +705,15 @@ impl Outbound {
         match published {
             Wake::NotNeeded => {}
             Wake::Needed => self.wake(),
+            Wake::Hint => self.raise(),
+        }
+    }
+
+    /// A message was published in a ring at which the receiver does not look.
+    #[cold]
+    fn raise(&self) {
+        if self.hint.as_ref().is_some_and(Hint::raise) {
+            self.wake();
         }
     }
 

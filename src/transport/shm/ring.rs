@@ -14,9 +14,9 @@ mod places;
 
 use super::budget::Budget;
 use super::layout::{
-    BROKEN, CLOSED, CLOSING, CONSUMED, FLAG_BROKEN, FLAG_CLOSED, FLAG_PRESSURE, FLAG_SLEEPING,
-    FLAG_WAITS, FLAGS, Geometry, MOVABLE_MAX, MOVED, ROOMS, SLOT, SLOT_HEADER, SLOT_ROOM, SLOTS,
-    SLOTS_STEP,
+    BROKEN, CLOSED, CLOSING, CONSUMED, FLAG_BROKEN, FLAG_CLOSED, FLAG_PARKED, FLAG_PRESSURE,
+    FLAG_SLEEPING, FLAG_WAITS, FLAGS, Geometry, HINTED, MOVABLE_MAX, MOVED, ROOMS, SLOT,
+    SLOT_HEADER, SLOT_ROOM, SLOTS, SLOTS_STEP,
 };
 use super::storage::{Storage, Word};
 use crate::memory::Segment;
@@ -26,7 +26,7 @@ use growth::Growth;
 pub(super) use places::{Area, Handed};
 use places::{Place, Places};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, compiler_fence};
 
 const INLINE: u8 = 0;
 const BULK: u8 = 1;
@@ -77,6 +77,8 @@ pub(super) enum Wake {
     NotNeeded,
     /// The consumer sleeps: ring its doorbell.
     Needed,
+    /// The consumer does not look at this ring: set its bit in the consumer's words.
+    Hint,
 }
 
 /// The sending end.
@@ -589,9 +591,13 @@ impl<M: Storage> Producer<M> {
             self.memory.written(slot, SLOT);
             self.memory.word(slot).store(self.tail, Ordering::Release);
         }
+        // Whoever is interrupted before the store reads the flags anew after it: `SETTLES_NS` need not cover that.
+        compiler_fence(Ordering::SeqCst);
         let flags = word(&self.memory, FLAGS);
-        if flags.load(Ordering::Relaxed) & FLAG_WAITS == 0 {
-            return Wake::NotNeeded;
+        match flags.load(Ordering::Relaxed) & (FLAG_WAITS | FLAG_PARKED) {
+            0 => return Wake::NotNeeded,
+            FLAG_WAITS => {}
+            _ => return Wake::Hint,
         }
         // Pairs with the fence in `Consumer::sleep`: either we see SLEEPING or the consumer sees the slot.
         M::fence();
@@ -600,6 +606,11 @@ impl<M: Storage> Producer<M> {
         }
         let before = flags.fetch_and(!FLAG_SLEEPING, Ordering::AcqRel);
         if before & FLAG_SLEEPING != 0 { Wake::Needed } else { Wake::NotNeeded }
+    }
+
+    /// Tells the consumer that this end sets its bit when the link is parked.
+    pub(super) fn set_hinted(&self) {
+        word(&self.memory, HINTED).store(1, Ordering::Release);
     }
 
     /// Tells the consumer that no more messages follow, by an orderly close.
@@ -784,6 +795,26 @@ impl<M: Storage> Consumer<M> {
         let flags = word(&self.memory, FLAGS);
         if flags.load(Ordering::Relaxed) & FLAG_SLEEPING != 0 {
             flags.fetch_and(!FLAG_SLEEPING, Ordering::AcqRel);
+        }
+    }
+
+    /// Slots consumed so far, modulo 2^32.
+    pub(super) fn consumed(&self) -> u32 {
+        self.head
+    }
+
+    /// The producer sets its bit when the link is parked.
+    pub(super) fn is_hinted(&self) -> bool {
+        word(&self.memory, HINTED).load(Ordering::Acquire) != 0
+    }
+
+    /// From now on the producer has to set its bit for each message, or no longer.
+    pub(super) fn set_parked(&self, on: bool) {
+        let flags = word(&self.memory, FLAGS);
+        if on {
+            flags.fetch_or(FLAG_PARKED, Ordering::AcqRel);
+        } else {
+            flags.fetch_and(!FLAG_PARKED, Ordering::AcqRel);
         }
     }
 

@@ -12,7 +12,7 @@ use super::silence::Silence;
 use super::spread::Spread;
 use super::ways::{Opened, Ways};
 use super::{Made, RdmaSettings, Spot};
-use crate::sys::event::{Epoll, duplicate};
+use crate::sys::event::{Epoll, Watched, duplicate};
 use crate::sys::packets::Pool;
 use crate::sys::verbs::{OpenDevice, UdCounts};
 use crate::sys::{Errno, clock, process};
@@ -24,7 +24,7 @@ use crate::transport::net::reliable::packet::{HEADER_ONLY, MAGIC};
 use crate::transport::net::udp::{LinkCounts, UdpLink};
 use std::io::IoSlice;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 /// First byte of a packet that ends a connection (PROTOCOL.md §7.3). It goes over UDP: the queue pair may end before it
@@ -197,9 +197,13 @@ impl HybridLink {
         std::iter::once(self.udp.fd()).chain(self.rdma.iter().map(|rdma| rdma.port.watch.fd()))
     }
 
-    /// Copies of the descriptors, for a sleeping thread.
-    pub(crate) fn watched(&self) -> Result<Vec<OwnedFd>, Errno> {
-        self.fds().map(duplicate).collect()
+    /// The descriptors, for a sleeping thread.
+    pub(crate) fn watched(&self) -> Result<Vec<Watched>, Errno> {
+        let mut all: Vec<Watched> = vec![self.udp.shared()];
+        if let Some(rdma) = &self.rdma {
+            all.push(Arc::new(duplicate(rdma.port.watch.fd())?));
+        }
+        Ok(all)
     }
 
     /// Prepares for sleep on the descriptors. False: something has arrived.

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 
 /// A payload buffer of one of the two segments, one for each direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in super::super) struct Place {
+pub(crate) struct Place {
     /// It is in the segment that we made.
     pub(super) ours: bool,
     pub(super) index: u8,
@@ -20,7 +20,7 @@ pub(in super::super) struct Place {
 
 /// What a message with payload beside its slot says about the other direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in super::super) struct Handed {
+pub(crate) struct Handed {
     /// The payload buffer that the message hands over, if any.
     pub(super) place: Option<Place>,
     /// Bytes of the payload.
@@ -32,7 +32,7 @@ pub(in super::super) struct Handed {
 
 /// The payload buffers of one segment.
 #[derive(Clone, Debug)]
-pub(in super::super) struct Area<M> {
+pub(crate) struct Area<M> {
     memory: M,
     geometry: Geometry,
     /// Identifies the segment in messages whose payload lies here: 24 bits.
@@ -40,7 +40,7 @@ pub(in super::super) struct Area<M> {
 }
 
 impl<M: Storage> Area<M> {
-    pub(in super::super) fn new(memory: M, geometry: Geometry, identity: u32) -> Self {
+    pub(crate) fn new(memory: M, geometry: Geometry, identity: u32) -> Self {
         debug_assert!(memory.len() >= geometry.len());
         Self { memory, geometry, identity }
     }
