@@ -32,7 +32,7 @@ impl Shm {
                 self.on_rejected(peer, &reject, peers, handler);
                 1
             }
-            Answer::Closed if link.nonce.is_none() && self.has_withdrawn(peer, peers) => {
+            Answer::Closed if self.has_withdrawn(peer, peers) => {
                 self.take_back(peer, Errno(libc::ECONNREFUSED));
                 1
             }
@@ -44,11 +44,12 @@ impl Shm {
     }
 
     /// The endpoint we connected to takes no links any more, and never accepted ours.
-    fn has_withdrawn(&self, peer: PeerId, peers: &PeerTable) -> bool {
+    pub(super) fn has_withdrawn(&self, peer: PeerId, peers: &PeerTable) -> bool {
         let (Some(link), Some(address)) = (self.out(peer), peers.address(peer)) else {
             return false;
         };
-        matches!(names::find(address.port()), Ok(Found::Aloof(pid)) if pid == link.pid)
+        link.nonce.is_none()
+            && matches!(names::find(address.port()), Ok(Found::Aloof(pid)) if pid == link.pid)
     }
 
     pub(super) fn on_rejected(

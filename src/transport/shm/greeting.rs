@@ -688,9 +688,9 @@ fn has_left(claim: &Claim, greeting: &Greeting) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::READY;
     use super::super::fixture::Heard::Message;
     use super::super::fixture::{Deaf, End, end, hears};
+    use super::super::{ACCEPTS, READY};
     use super::*;
     use crate::transport::shm::config::CmaPolicy;
     use crate::transport::{Messages, Mode, SendError, Transport};
@@ -755,6 +755,20 @@ mod tests {
         let returned = a.shm.returned();
         assert_eq!((returned.len(), returned[0].messages.len()), (1, 1));
         assert!(!a.shm.is_connected(peer));
+    }
+
+    #[test]
+    fn messages_for_a_peer_that_withdrew_are_taken_back_although_its_request_comes_first() {
+        let [mut a, mut b] = ends();
+        let peer = send(&mut a, &b, 1000);
+        send(&mut b, &a, 2000);
+        b.shm.door.names.withdraw(b.me.port());
+        let mut ears = super::super::fixture::Ears::default();
+        a.shm.accept(ACCEPTS, &mut a.peers, &mut ears);
+        assert!(!a.shm.is_connected(peer));
+        assert_eq!(a.shm.returned().len(), 1);
+        a.shm.poll(&mut ears);
+        assert_eq!(ears.0, [Message(2000)]);
     }
 
     #[test]

@@ -257,6 +257,10 @@ impl Shm {
                 Answer::None => break,
                 Answer::Welcome => self.refusals.forget(peer),
                 Answer::Rejected(reject) => self.on_rejected(peer, &reject, peers, handler),
+                // The peer sent this request before it withdrew, and has never accepted our link.
+                Answer::Closed if self.has_withdrawn(peer, peers) => {
+                    self.take_back(peer, Errno(libc::ECONNREFUSED));
+                }
                 Answer::Closed => closed = true,
             }
         }
