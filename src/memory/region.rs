@@ -288,8 +288,8 @@ impl SegmentList {
         self
     }
 
-    /// Site and address, if it is one segment of device memory.
-    fn device(&self) -> Option<(Site, usize)> {
+    /// Site and address, if it is one segment of device memory, beside empty ones.
+    pub(crate) fn device(&self) -> Option<(Site, usize)> {
         let segments = self.plain();
         let mut full = segments.iter().filter(|segment| segment.len > 0);
         let (only, None) = (full.next()?, full.next()) else { return None };

@@ -64,6 +64,8 @@ struct Read {
 /// The transport.
 #[derive(Debug)]
 pub(crate) struct CudaIpc {
+    /// The process that opened it: a forked child closes nothing for its parent.
+    owner: i32,
     me: PeerId,
     host: LocalHost,
     open_max: usize,
@@ -81,8 +83,8 @@ impl CudaIpc {
     fn refuse(&mut self, peer: PeerId, pid: i32, refusal: Refusal) -> SendError {
         match refusal {
             Refusal::Full => return SendError::Again,
-            // The sender's record was replaced meanwhile.
-            Refusal::Record(Errno(libc::ESTALE)) => {}
+            // The sender's record was replaced meanwhile, which says nothing of the next one.
+            Refusal::Record(Errno(libc::ESTALE)) => return unreachable(libc::ESTALE),
             Refusal::Record(errno) => log::limited!(
                 cause: errno.0,
                 "device memory of process {pid} is copied through the host: cannot attach to it: {errno}"
@@ -111,6 +113,11 @@ impl CudaIpc {
 
 impl Drop for CudaIpc {
     fn drop(&mut self) {
+        if self.owner != process::pid() {
+            // The reads are the parent's too, and a lock may be held for ever here.
+            std::mem::forget(std::mem::take(&mut self.reads));
+            return;
+        }
         self.reads.clear();
         let pids = self.peers.iter().map(|peer| peer.pid).filter(|pid| *pid != 0);
         pids.for_each(|pid| imports::of_process().forget(pid));
@@ -146,10 +153,10 @@ impl OneSided for CudaIpc {
         memory: &SegmentList,
         purpose: Purpose,
     ) -> Registered {
-        if purpose != Purpose::Send || memory.site().is_none() {
+        let Some((_, addr)) = memory.device().filter(|_| purpose == Purpose::Send) else {
             return Registered::No;
-        }
-        match published::publish(memory.first_addr()) {
+        };
+        match published::publish(addr as u64) {
             Ok((Place(place), tag, offset)) => {
                 let key = RemoteKey::new(KEY).with(place).with(tag).with(offset);
                 Registered::Yes(Registration { key, reads: true, writes: false, confirms: false })
@@ -183,8 +190,14 @@ impl OneSided for CudaIpc {
             return Err(unreachable(libc::ESTALE));
         }
         if pid == process::pid() {
-            // The driver opens no handle of one's own.
-            return Err(self.refuse(peer, pid, Refusal::Record(Errno(libc::ESTALE))));
+            // The driver opens no handle of one's own process.
+            log::info(format_args!(
+                "device memory of another endpoint of this process is copied through the host"
+            ));
+            if let Some(peer) = self.peers.iter_mut().find(|other| other.id == peer) {
+                peer.refusals = REFUSALS_MAX;
+            }
+            return Err(unreachable(libc::ESTALE));
         }
         if self.reads.len() >= READS_MAX {
             return Err(SendError::Again);
@@ -212,6 +225,7 @@ impl Transport for CudaIpc {
         let config = &opening.config;
         let on = config.cuda_ipc.on && Cuda::get().is_some();
         Ok(on.then(|| Self {
+            owner: process::pid(),
             me: opening.my_id,
             host: opening.host.clone(),
             open_max: config.cuda_ipc.open_max,
@@ -275,7 +289,8 @@ mod tests {
     fn with_peers() -> CudaIpc {
         let (me, host) = (PeerId(0), LocalHost::detect());
         let (peers, reads) = (Vec::new(), VecDeque::new());
-        let mut ipc = CudaIpc { me, host, open_max: 4, peers, reads };
+        let owner = process::pid();
+        let mut ipc = CudaIpc { owner, me, host, open_max: 4, peers, reads };
         let at = |text: &str| Address::from_text(text).unwrap();
         for (peer, address) in [
             (me, "127.0.0.1:1"),

@@ -159,10 +159,11 @@ macro_rules! transports {
 }
 
 transports! { ($)
+    // Before those that tell a peer that this endpoint closes: its copies from the peer's memory end before that.
+    cuda_ipc: crate::transport::cuda_ipc::CudaIpc,
     loopback: crate::transport::loopback::Loopback,
     shm: crate::transport::shm::Shm,
     net: crate::transport::net::Net,
-    cuda_ipc: crate::transport::cuda_ipc::CudaIpc,
     #[cfg(test)]
     first: doubles::Double<201>,
     #[cfg(test)]
