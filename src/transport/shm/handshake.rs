@@ -101,9 +101,10 @@ impl Shm {
         self.epoll.add(socket.as_fd(), TOKEN_OUTBOUND | u64::from(peer.0))?;
         if let Err(e) = unix::send(socket.as_fd(), &hello.encode(), &[fd.as_fd()]) {
             self.epoll.remove(socket.as_fd());
-            // The peer has closed meanwhile: the next attempt shows its state.
-            let has_closed = matches!(e.0, libc::EPIPE | libc::ECONNRESET);
-            return Err(if has_closed { Errno(libc::EAGAIN) } else { e });
+            // The peer has closed meanwhile, and the next attempt shows its state; or this user has as many descriptors
+            // under way as one process may have (unix(7)), until peers have received some.
+            let passes = matches!(e.0, libc::EPIPE | libc::ECONNRESET | libc::ETOOMANYREFS);
+            return Err(if passes { Errno(libc::EAGAIN) } else { e });
         }
         let link = Outbound {
             producer: Producer::frugal(Arc::new(memory), geometry, self.settings.budget.clone()),

@@ -241,28 +241,32 @@ impl Links {
         link
     }
 
-    /// A look at the parked link with this number has found messages. A busy one is looked at directly from now on, and
-    /// returned.
-    pub(super) fn found(&mut self, number: u32) -> Option<&Inbound> {
+    /// A look at the parked link with this number has found messages. A busy one is looked at directly from now on.
+    /// `sleeping`: a thread sleeps, and its sender is to ring.
+    pub(super) fn found(&mut self, number: u32, sleeping: bool) {
         let (checks, room) = (self.checks, self.direct.len() < FEW);
         let Some(Place::Parked(at)) = self.places.get(number as usize).copied() else {
-            return None;
+            return;
         };
-        let attention = &mut self.parked.get_mut(at as usize)?.attention;
+        let Some(link) = self.parked.get_mut(at as usize) else { return };
+        let attention = &mut link.attention;
         if attention.since != checks {
             (attention.since, attention.found) = (checks, 0);
         }
         attention.found += 1;
         if attention.found < BUSY || !room {
-            return None;
+            return;
         }
         let mut link = self.take_parked(at as usize);
+        // In this order: the sender sees one of the two, or both.
+        if sleeping {
+            link.consumer.sleep();
+        }
         link.consumer.set_parked(false);
         link.attention =
             Attention { number, consumed: link.consumer.consumed(), ..Attention::default() };
         self.put(number, Place::Direct);
         self.direct.push(link);
-        self.direct.last()
     }
 
     /// The parked link with this number has more messages than were taken. A thread that sleeps is still to be woken by the

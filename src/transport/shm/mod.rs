@@ -55,7 +55,7 @@ use layout::{FRUGAL, MOVABLE_MAX, SLOT_ROOM};
 use names::{Found, Kind, Names};
 use reaching::Unsettled;
 use refusals::Refusals;
-use ring::{Consumer, Popped, Producer, Wake};
+use ring::{Popped, Producer, Wake};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use watching::{LIVENESS_NS, Watches};
@@ -160,15 +160,6 @@ struct Waiting {
     /// No sleep before this time, nanoseconds.
     settles_at: u64,
     sleeping: bool,
-}
-
-impl Waiting {
-    /// Has the sender ring for its next message if a thread sleeps: another thread may have taken a ring meanwhile.
-    fn watch(&self, consumer: &Consumer) {
-        if self.sleeping {
-            consumer.sleep();
-        }
-    }
 }
 
 /// The shared-memory interface of one endpoint.
@@ -370,10 +361,10 @@ impl Shm {
             n += taken;
             if link.consumer.has_message() {
                 self.inbound.set_again(number);
+            } else {
+                link.consumer.announce();
             }
-            if let Some(link) = self.inbound.found(number) {
-                self.waiting.watch(&link.consumer);
-            }
+            self.inbound.found(number, self.waiting.sleeping);
         }
         self.inbound.reuse(numbers);
         n
@@ -643,13 +634,15 @@ impl Transport for Shm {
             }
             self.waiting.settles_at = 0;
         }
-        self.waiting.sleeping = true;
+        let another = std::mem::replace(&mut self.waiting.sleeping, true);
         if self.inbound.sleep() {
             let links = !self.inbound.is_empty() || self.outbound.iter().any(Option::is_some);
             self.watches.wake_for_checks(links);
             return true;
         }
-        self.awake();
+        if !another {
+            self.awake();
+        }
         false
     }
 

@@ -711,9 +711,7 @@ impl<M: Storage> Consumer<M> {
         let (slot, next, quarter) =
             (self.slot(), self.head.wrapping_add(1), self.geometry.slots / 4);
         if !self.is_next(slot, next) {
-            if self.published != self.head {
-                self.publish();
-            }
+            self.announce();
             return Popped::Empty;
         }
         self.memory.read(slot, SLOT);
@@ -770,6 +768,14 @@ impl<M: Storage> Consumer<M> {
         }
         self.received = self.received.wrapping_add(1);
         Popped::Handed(Handed { place, len: len as u32, seen, count: self.received })
+    }
+
+    /// Tells the producer how much was consumed, if it does not know.
+    #[inline]
+    pub(super) fn announce(&mut self) {
+        if self.published != self.head {
+            self.publish();
+        }
     }
 
     fn publish(&mut self) {
