@@ -808,12 +808,12 @@ mod tests {
     }
 
     fn on_loopback() -> Router {
-        with_key(0, Source::Nothing)
+        with_key(false, 0, Source::Nothing)
     }
 
-    fn with_key(key: u8, source: Source) -> Router {
+    fn with_key(net: bool, key: u8, source: Source) -> Router {
         let mut config = Config::default();
-        config.net.on = false;
+        config.net.on = net;
         let bind = Address(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
         Router::open(bind, &config, (JobKey::from_bytes([key; 16]), source)).unwrap()
     }
@@ -847,12 +847,7 @@ mod tests {
 
     #[test]
     fn what_came_too_late_is_sent_again_by_the_same_transport() {
-        let bind = Address(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
-        let key = || (JobKey::from_bytes([0; 16]), Source::Nothing);
-        let [mut a, mut b] = [(); 2].map(|()| {
-            let config = Config::default();
-            Router::open(bind, &config, key()).unwrap()
-        });
+        let [mut a, mut b] = [(); 2].map(|()| with_key(true, 0, Source::Nothing));
         let to = a.connect(&b.address()).unwrap();
         a.send(to, Mode::Short, b"header", 8, |_, to| to.fill(7)).unwrap();
         b.lanes.shm.as_mut().unwrap().turn_callers_away();
@@ -950,7 +945,8 @@ mod tests {
     #[test]
     fn no_more_is_sent_to_a_peer_with_another_key_than_one_ring_holds() {
         let rejected = Errno(libc::EKEYREJECTED);
-        let (mut a, mut b) = (with_key(1, Source::Variable), with_key(2, Source::Variable));
+        let (mut a, mut b) =
+            (with_key(false, 1, Source::Variable), with_key(false, 2, Source::Variable));
         let to = a.peers.intern(&b.address()).unwrap();
         let (mut sent, mut failed, mut left) = (0, 0_u32, Farewells::default());
         let begun = clock::now_ns();

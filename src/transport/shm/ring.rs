@@ -591,7 +591,7 @@ impl<M: Storage> Producer<M> {
             self.memory.written(slot, SLOT);
             self.memory.word(slot).store(self.tail, Ordering::Release);
         }
-        // Whoever is interrupted before the store reads the flags anew after it: `SETTLES_NS` need not cover that.
+        // A sender that is interrupted before the store reads the flags anew after it: `SETTLES_NS` need not cover that.
         compiler_fence(Ordering::SeqCst);
         let flags = word(&self.memory, FLAGS);
         match flags.load(Ordering::Relaxed) & (FLAG_WAITS | FLAG_PARKED) {
