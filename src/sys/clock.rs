@@ -73,6 +73,11 @@ impl Deadline {
         )
     }
 
+    /// The time `at_ns` of the clock of `now_ns`; `None` never comes.
+    pub(crate) fn at(at_ns: Option<u64>) -> Self {
+        Self(at_ns)
+    }
+
     /// Milliseconds left, rounded up, in the form poll(2) expects: -1 for ever, 0 when expired.
     pub(crate) fn poll_ms(self) -> i32 {
         match self.0 {

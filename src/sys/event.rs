@@ -5,7 +5,7 @@ use super::errno::{Errno, Result, check, check_len};
 use super::process::Home;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// An eventfd used as a doorbell: any number of rings is one wake-up.
 #[derive(Debug)]
@@ -90,6 +90,41 @@ impl Timer {
     }
 }
 
+/// A timer that wakes those who wait for a set. It is made when it is first armed: most endpoints never sleep.
+#[derive(Debug)]
+pub(crate) struct LateTimer {
+    set: Arc<Epoll>,
+    token: u64,
+    timer: OnceLock<Timer>,
+}
+
+impl LateTimer {
+    /// A timer that will be a member of `set` under `token`.
+    pub(crate) fn of(set: Arc<Epoll>, token: u64) -> Self {
+        Self { set, token, timer: OnceLock::new() }
+    }
+
+    /// As [`Timer::arm`]. Errors: EMFILE, ENFILE, ENOMEM, ENOSPC; EPERM in a forked child: nothing will wake at that
+    /// time.
+    pub(crate) fn arm(&self, at_ns: u64) -> Result<()> {
+        if self.timer.get().is_none() {
+            let timer = Timer::new()?;
+            self.set.add(timer.fd(), self.token)?;
+            // Another thread was faster: its timer is in the set.
+            if let Err(late) = self.timer.set(timer) {
+                self.set.remove(late.fd());
+            }
+        }
+        self.timer.get().iter().for_each(|timer| timer.arm(at_ns));
+        Ok(())
+    }
+
+    /// As [`Timer::disarm`].
+    pub(crate) fn disarm(&self) {
+        self.timer.get().iter().for_each(|timer| timer.disarm());
+    }
+}
+
 /// A descriptor of which several owners wait until it is readable.
 pub(crate) type Watched = Arc<dyn AsFd + Send + Sync>;
 
@@ -126,6 +161,16 @@ impl Epoll {
     /// forked child.
     pub(crate) fn add(&self, fd: BorrowedFd<'_>, token: u64) -> Result<()> {
         self.control(libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN, token)
+    }
+
+    /// Adds `fd` under `token` without its being waited for, until [`Self::watch_once`]. Errors: as `add`.
+    pub(crate) fn add_silent(&self, fd: BorrowedFd<'_>, token: u64) -> Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd, libc::EPOLLONESHOT, token)
+    }
+
+    /// The member `fd` counts as ready once: when it is readable, now or later.
+    pub(crate) fn watch_once(&self, fd: BorrowedFd<'_>, token: u64) -> Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, fd, libc::EPOLLIN | libc::EPOLLONESHOT, token)
     }
 
     fn control(
@@ -281,6 +326,21 @@ mod tests {
         assert_eq!(wait_readable(timer.fd(), 0), Ok(false));
         timer.arm(u64::MAX);
         assert_eq!(wait_readable(timer.fd(), 0), Ok(false));
+    }
+
+    #[test]
+    fn a_late_timer_takes_no_descriptor_before_it_is_armed() {
+        let set = Arc::new(Epoll::new().unwrap());
+        let timer = LateTimer::of(set.clone(), 7);
+        timer.disarm();
+        assert!(timer.timer.get().is_none());
+        timer.arm(1).unwrap();
+        let mut tokens = [0; 2];
+        assert_eq!((set.wait(&mut tokens, 5000), tokens[0]), (Ok(1), 7));
+        timer.disarm();
+        assert_eq!(set.wait(&mut tokens, 0), Ok(0));
+        timer.arm(now_ns() + 1_000_000).unwrap();
+        assert_eq!(set.wait(&mut tokens, 5000), Ok(1));
     }
 
     #[test]

@@ -19,6 +19,7 @@ pub(crate) mod dl;
 pub(crate) mod errno;
 pub(crate) mod event;
 pub(crate) mod gate;
+pub(crate) mod hub;
 pub(crate) mod mappings;
 pub(crate) mod net;
 pub(crate) mod numbers;

@@ -1,51 +1,57 @@
-//! The thread that keeps an endpoint's connections while the application does not poll: it acknowledges, retransmits,
-//! answers handshakes and liveness checks, and keeps arrivals.
+//! What keeps an endpoint's connections while the application does not poll: a task of the process's background thread
+//! acknowledges, retransmits, answers handshakes and liveness checks, and keeps arrivals.
 
 use super::core::Core;
 use super::ending;
-use super::shared::Shared;
+use super::shared::{LOOK_NS, Shared};
 use crate::sys::biased::Visitor;
 use crate::sys::event::Watched;
-use crate::sys::thread::Thread;
+use crate::sys::hub::{self, Rest, Task};
 use crate::sys::{Errno, process};
 use std::sync::Arc;
 
-/// Stack of the thread, bytes.
-const STACK: usize = 256 * 1024;
-
-/// The background thread of one endpoint.
+/// The background task of one endpoint.
 #[derive(Debug)]
 pub(super) struct Background {
     shared: Arc<Shared>,
-    thread: Option<Thread>,
+}
+
+/// The task, as the thread has it.
+struct Keeper {
+    shared: Arc<Shared>,
+    core: Visitor<Core>,
+    /// Time between two checks of an application that polls, nanoseconds.
+    look: u64,
+}
+
+impl Task for Keeper {
+    fn turn(&mut self) -> Rest {
+        self.shared.turn(&mut self.core, &mut self.look)
+    }
 }
 
 impl Background {
-    /// Starts the thread, which keeps `core` and sleeps on `links`. Errors: EAGAIN when the system has no more threads,
-    /// or the system's reason where threads are forbidden.
+    /// Starts the task, which keeps `core` and is called by `links`. Errors: EAGAIN when the system has no more threads,
+    /// or the system's reason where threads or sets of descriptors are forbidden.
     pub(super) fn start(
         shared: &Arc<Shared>,
-        mut core: Visitor<Core>,
+        core: Visitor<Core>,
         links: Vec<Watched>,
     ) -> Result<Self, Errno> {
-        let mine = shared.clone();
         ending::enter(shared);
-        let thread = Thread::start(c"udrv-net", STACK, move || mine.run(&mut core, &links))
-            .inspect_err(|_| ending::leave(shared))?;
-        Ok(Self { shared: shared.clone(), thread: Some(thread) })
+        let task = Keeper { shared: shared.clone(), core, look: LOOK_NS };
+        let ticket = hub::add(Box::new(task), links).inspect_err(|_| ending::leave(shared))?;
+        shared.start(ticket);
+        Ok(Self { shared: shared.clone() })
     }
 }
 
 impl Drop for Background {
     fn drop(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
-        // In a forked child there is no such thread, and its doorbell is the parent's.
-        if self.shared.owner() != process::pid() {
-            std::mem::forget(thread);
-            return;
-        }
         self.shared.stop();
-        thread.join();
-        ending::leave(&self.shared);
+        // In a forked child the lock of the list may be held for ever, and the list is the parent's.
+        if self.shared.owner() == process::pid() {
+            ending::leave(&self.shared);
+        }
     }
 }

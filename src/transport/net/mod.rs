@@ -468,7 +468,7 @@ impl Net {
         }
         let links = link.watched()?;
         let (core, visitor) = visited(Core::new(machine, link, peers, neighbours));
-        let shared = Arc::new(Shared::new()?);
+        let shared = Arc::new(Shared::new());
         shared.present(clock::now_ns());
         let background =
             Background::start(&shared, visitor, links).inspect_err(without_thread).ok();
@@ -495,7 +495,7 @@ impl Net {
     }
 
     /// Adds the descriptors that signal work to `epoll`.
-    pub(crate) fn watch(&self, epoll: &Epoll, token: u64) -> Result<(), Errno> {
+    pub(crate) fn watch(&self, epoll: &Arc<Epoll>, token: u64) -> Result<(), Errno> {
         let core = self.core.enter().ok_or(Errno(libc::EOWNERDEAD))?;
         for fd in core.link.fds() {
             epoll.add(fd, token)?;
@@ -506,7 +506,8 @@ impl Net {
         if let Some(bulk) = &self.bulk {
             epoll.add(bulk.fd(), token)?;
         }
-        epoll.add(self.shared.timer().fd(), token)
+        self.shared.join(epoll, token);
+        Ok(())
     }
 
     /// Starts a connection to `peer`, unless there is one. Errors: EPERM for another user's process on this host.
@@ -1142,9 +1143,8 @@ impl Transport for Net {
             self.rhythm.hot = self.rhythm.hot.max(1);
             return false;
         }
-        self.shared.arm(core.next_timeout().map(|at| at.max(now + 1)));
-        self.armed = true;
-        true
+        self.armed = self.shared.arm(core.next_timeout().map(|at| at.max(now + 1))).is_ok();
+        self.armed
     }
 
     fn awake(&mut self) {

@@ -6,16 +6,17 @@
 
 use super::core::Core;
 use crate::sys::biased::Visitor;
-use crate::sys::event::{Doorbell, Timer, Watched, wait_any};
+use crate::sys::event::{Epoll, LateTimer};
+use crate::sys::hub::{Rest, Ticket};
 use crate::sys::{Errno, clock, process};
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The application counts as absent when it has not polled for this long, nanoseconds.
 pub(super) const ABSENT_NS: u64 = 10_000_000;
 /// Time between two checks of an application that polls: the first one, the increasing one while there is traffic, and
 /// the one without any; nanoseconds. Each check takes a processor away from its present thread.
-const LOOK_NS: u64 = 10_000_000;
+pub(super) const LOOK_NS: u64 = 10_000_000;
 const LOOK_BUSY_NS: u64 = 40_000_000;
 const LOOK_MAX_NS: u64 = 1_000_000_000;
 /// The same while the process exits.
@@ -34,8 +35,10 @@ pub(super) struct Shared {
     rules: AtomicBool,
     /// The application sleeps on descriptors: the timer wakes it.
     armed: AtomicBool,
-    timer: Timer,
-    bell: Doorbell,
+    /// Empty until the endpoint's set is known.
+    timer: OnceLock<LateTimer>,
+    /// The task; `None` before it is started and after it has ended, or if there is none.
+    task: Mutex<Option<Ticket>>,
     stop: AtomicBool,
     /// The process exits: everything must be acknowledged first.
     ends: AtomicBool,
@@ -45,20 +48,20 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new() -> Result<Self, Errno> {
-        Ok(Self {
+    pub(super) fn new() -> Self {
+        Self {
             present_until: AtomicU64::new(0),
             traffic: AtomicBool::new(false),
             dozes: AtomicBool::new(false),
             rules: AtomicBool::new(false),
             armed: AtomicBool::new(false),
-            timer: Timer::new()?,
-            bell: Doorbell::new()?,
+            timer: OnceLock::new(),
+            task: Mutex::new(None),
             stop: AtomicBool::new(false),
             ends: AtomicBool::new(false),
             flushed: AtomicBool::new(false),
             owner: process::pid(),
-        })
+        }
     }
 
     /// The application polls at `now`.
@@ -67,7 +70,7 @@ impl Shared {
         self.present_until.store(now + ABSENT_NS, Ordering::Relaxed);
         if self.rules.load(Ordering::Relaxed) {
             self.rules.store(false, Ordering::Relaxed);
-            self.bell.ring();
+            self.wake();
         }
     }
 
@@ -85,36 +88,38 @@ impl Shared {
         }
         if self.dozes.load(Ordering::Relaxed) {
             self.dozes.store(false, Ordering::Relaxed);
-            self.bell.ring();
+            self.wake();
         }
     }
 
-    /// Wakes threads that sleep on the endpoint's descriptors.
-    pub(super) fn timer(&self) -> &Timer {
-        &self.timer
+    /// The set on which the application's threads sleep, and the token there of what wakes them.
+    pub(super) fn join(&self, set: &Arc<Epoll>, token: u64) {
+        let _ = self.timer.set(LateTimer::of(set.clone(), token)); // as before, if it is called twice
     }
 
-    /// The application is about to sleep on its descriptors, until `wake_at` if nothing arrives.
-    pub(super) fn arm(&self, wake_at: Option<u64>) {
+    /// The application is about to sleep on its descriptors, until `wake_at` if nothing arrives. Errors: those of
+    /// [`LateTimer::arm`].
+    pub(super) fn arm(&self, wake_at: Option<u64>) -> Result<(), Errno> {
+        if let Some(timer) = self.timer.get() {
+            // Without a time too: the background task wakes by it.
+            timer.arm(wake_at.unwrap_or(u64::MAX))?;
+        }
         self.armed.store(true, Ordering::Relaxed);
-        match wake_at {
-            Some(at) => self.timer.arm(at),
-            None => self.timer.disarm(),
-        }
         // It keeps its connections itself, as long as its longest sleep takes.
         self.present_until.store(clock::now_ns() + LOOK_MAX_NS, Ordering::Relaxed);
+        Ok(())
     }
 
     /// The application is awake.
     pub(super) fn disarm(&self) {
         self.armed.store(false, Ordering::Relaxed);
-        self.timer.disarm();
+        self.timer.get().iter().for_each(|timer| timer.disarm());
     }
 
     /// The process exits: the thread gets everything acknowledged, whether the application polls or not.
     pub(super) fn flush(&self) {
         self.ends.store(true, Ordering::Release);
-        self.bell.ring();
+        self.wake();
     }
 
     /// Everything was acknowledged after `flush`, or the thread has stopped and cannot do so.
@@ -127,69 +132,64 @@ impl Shared {
         self.owner
     }
 
-    /// Ends the thread soon.
+    /// The task runs.
+    pub(super) fn start(&self, task: Ticket) {
+        *self.task() = Some(task);
+    }
+
+    /// Ends the task: it has no turn after this has returned.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
-        self.bell.ring();
-    }
-
-    /// The thread: returns after `stop`.
-    pub(super) fn run(&self, core: &mut Visitor<Core>, links: &[Watched]) {
-        let mut look = LOOK_NS;
-        while !self.stop.load(Ordering::Acquire) {
-            let now = clock::now_ns();
-            let present_until = self.present_until.load(Ordering::Relaxed);
-            let ends = self.ends.load(Ordering::Acquire);
-            if now < present_until && !ends {
-                let traffic = self.traffic.swap(false, Ordering::Relaxed);
-                look = look.min(if traffic { LOOK_BUSY_NS } else { LOOK_MAX_NS });
-                self.dozes.store(look > LOOK_BUSY_NS, Ordering::Relaxed);
-                core.leave();
-                self.wait(&[], Some(now + look.max(present_until - now)));
-                look *= 2;
-                continue;
-            }
-            look = LOOK_NS;
-            let Some(mut core) = core.visit() else {
-                let look = if ends { LOOK_LAST_NS } else { LOOK_NS };
-                self.wait(&[], Some(now + look)); // the application polls
-                continue;
-            };
-            core.turn_in_background(now);
-            if ends {
-                self.flushed.store(core.is_flushed(now), Ordering::Release);
-            }
-            if core.has_events() && self.armed.load(Ordering::Relaxed) {
-                self.timer.arm(1); // long ago: now
-            }
-            let next = core.next_timeout();
-            let quiet = core.link.sleep();
-            drop(core);
-            if quiet {
-                self.rules.store(true, Ordering::Relaxed);
-                self.wait(links, next);
-            }
+        if self.owner == process::pid() {
+            let task = self.task().take();
+            drop(task);
         }
     }
 
-    /// Sleeps until one of `links`, at most two, is readable, the doorbell rings, or `until` has come.
-    fn wait(&self, links: &[Watched], until: Option<u64>) {
-        let ms = match until {
-            None => -1,
-            Some(at) => {
-                let left = at.saturating_sub(clock::now_ns());
-                i32::try_from(left.div_ceil(1_000_000)).unwrap_or(i32::MAX)
-            }
+    #[cold]
+    fn wake(&self) {
+        // In a forked child a thread of the parent may hold the lock for ever.
+        if self.owner == process::pid() {
+            self.task().iter().for_each(Ticket::wake);
+        }
+    }
+
+    fn task(&self) -> MutexGuard<'_, Option<Ticket>> {
+        self.task.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A turn of the task. `look`: the time between two checks of an application that polls.
+    pub(super) fn turn(&self, core: &mut Visitor<Core>, look: &mut u64) -> Rest {
+        let asleep = |until| Rest { until: Some(until), watches: false };
+        let now = clock::now_ns();
+        let present_until = self.present_until.load(Ordering::Relaxed);
+        let ends = self.ends.load(Ordering::Acquire);
+        if now < present_until && !ends {
+            let traffic = self.traffic.swap(false, Ordering::Relaxed);
+            *look = (*look).min(if traffic { LOOK_BUSY_NS } else { LOOK_MAX_NS });
+            self.dozes.store(*look > LOOK_BUSY_NS, Ordering::Relaxed);
+            core.leave();
+            let until = now + (*look).max(present_until - now);
+            *look *= 2;
+            return asleep(until);
+        }
+        *look = LOOK_NS;
+        let Some(mut core) = core.visit() else {
+            return asleep(now + if ends { LOOK_LAST_NS } else { LOOK_NS }); // the application polls
         };
-        let bell = self.bell.fd();
-        // A signal or a lack of memory may end the sleep early: the loop checks again.
-        let _ = match links {
-            [] => wait_any([bell], ms).map(|ready| ready[0]),
-            [socket] => wait_any([bell, socket.as_fd()], ms).map(|ready| ready[0]),
-            [socket, device, ..] => {
-                wait_any([bell, socket.as_fd(), device.as_fd()], ms).map(|ready| ready[0])
-            }
+        core.turn_in_background(now);
+        if ends {
+            self.flushed.store(core.is_flushed(now), Ordering::Release);
         }
-        .map(|rang| rang && self.bell.silence());
+        if core.has_events() && self.armed.load(Ordering::Relaxed) {
+            // Long ago: now. It was armed before, and so it exists.
+            let _ = self.timer.get().map(|timer| timer.arm(1));
+        }
+        let until = core.next_timeout();
+        if !core.link.sleep() {
+            return asleep(now);
+        }
+        self.rules.store(true, Ordering::Relaxed);
+        Rest { until, watches: true }
     }
 }

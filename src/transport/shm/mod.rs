@@ -39,7 +39,7 @@ use super::{
 use crate::memory::Segment;
 use crate::sys::bell::Bell;
 use crate::sys::cancel::Shield;
-use crate::sys::event::{Epoll, Timer};
+use crate::sys::event::{Epoll, LateTimer};
 use crate::sys::gate::Gate;
 use crate::sys::order::fence;
 use crate::sys::{Errno, clock, process, unix, user};
@@ -194,11 +194,11 @@ impl Shm {
         me: Address,
         host: LocalHost,
         cma: CmaPolicy,
-        doorbell: Option<(Arc<Bell>, Timer)>,
+        bell: Option<Arc<Bell>>,
         epoll: Arc<Epoll>,
     ) -> Result<Self, Errno> {
-        let open = doorbell.is_some();
-        let (bell, timer) = doorbell.unzip();
+        let open = bell.is_some();
+        let timer = open.then(|| LateTimer::of(epoll.clone(), ELSEWHERE));
         let names = Names::take(me.port(), if open { Kind::Open } else { Kind::Aloof })?;
         let door = Door::new(names, open, &epoll)?;
         let nonce = process::random_u64() | 1;
@@ -227,13 +227,11 @@ impl Shm {
         })
     }
 
-    /// A doorbell that wakes threads that sleep in `epoll`, and the timer for when nobody rings. Errors: those of
-    /// [`Bell::new`] and [`Timer::new`]; ENOMEM, ENOSPC.
-    fn doorbell(epoll: &Epoll) -> Result<(Arc<Bell>, Timer), Errno> {
-        let (bell, timer) = (Bell::new()?, Timer::new()?);
+    /// A doorbell that wakes threads that sleep in `epoll`. Errors: those of [`Bell::new`]; ENOMEM, ENOSPC.
+    fn doorbell(epoll: &Epoll) -> Result<Arc<Bell>, Errno> {
+        let bell = Bell::new()?;
         epoll.add(bell.fd(), TOKEN_BELL)?;
-        epoll.add(timer.fd(), ELSEWHERE)?;
-        Ok((Arc::new(bell), timer))
+        Ok(Arc::new(bell))
     }
 
     /// False in a forked child, which must not act for its parent when it closes or exits.
@@ -635,9 +633,8 @@ impl Transport for Shm {
             self.waiting.settles_at = 0;
         }
         let another = std::mem::replace(&mut self.waiting.sleeping, true);
-        if self.inbound.sleep() {
-            let links = !self.inbound.is_empty() || self.outbound.iter().any(Option::is_some);
-            self.watches.wake_for_checks(links);
+        let links = !self.inbound.is_empty() || self.outbound.iter().any(Option::is_some);
+        if self.inbound.sleep() && self.watches.wake_for_checks(links) {
             return true;
         }
         if !another {

@@ -7,7 +7,7 @@
 //! has ended, and anybody may bind the name after it.
 
 use crate::sys::clock;
-use crate::sys::event::{Epoll, Timer, wait_readable};
+use crate::sys::event::{Epoll, LateTimer, wait_readable};
 use crate::sys::watched::{self, Identity};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,7 +36,7 @@ pub(super) struct Watches {
     /// The next peer to be checked although no operation waits for it.
     next: usize,
     /// Wakes a sleeping thread for checks; `None`: the endpoint takes no links.
-    timer: Option<Timer>,
+    timer: Option<LateTimer>,
     /// When the timer wakes, nanoseconds; 0: it is not armed.
     wakes_at: u64,
     /// The time of the last checks, nanoseconds.
@@ -44,7 +44,7 @@ pub(super) struct Watches {
 }
 
 impl Watches {
-    pub(super) fn new(timer: Option<Timer>) -> Self {
+    pub(super) fn new(timer: Option<LateTimer>) -> Self {
         Self { timer, ..Self::default() }
     }
 
@@ -98,20 +98,23 @@ impl Watches {
     }
 
     /// A thread is about to sleep, and no ring may wake it when a peer ends: an endpoint of a process that calls exec(2)
-    /// ends silently.
-    pub(super) fn wake_for_checks(&mut self, has_links: bool) {
+    /// ends silently. False: there is no timer to wake it, for lack of descriptors or memory.
+    pub(super) fn wake_for_checks(&mut self, has_links: bool) -> bool {
         let now = clock::now_ns();
         if now < self.wakes_at || !has_links && self.wakes_at == 0 {
-            return;
+            return true;
         }
-        let Some(timer) = &self.timer else { return };
-        if has_links {
-            self.wakes_at = now.saturating_add(LIVENESS_NS);
-            timer.arm(self.wakes_at);
-        } else {
-            self.wakes_at = 0;
+        let Some(timer) = &self.timer else { return true };
+        self.wakes_at = if has_links { now.saturating_add(LIVENESS_NS) } else { 0 };
+        if !has_links {
             timer.disarm();
+            return true;
         }
+        let armed = timer.arm(self.wakes_at).is_ok();
+        if !armed {
+            self.wakes_at = 0;
+        }
+        armed
     }
 
     /// For tests: as if all watched processes had ended and their ids belonged to others now.
@@ -152,16 +155,17 @@ mod tests {
 
     #[test]
     fn the_timer_is_armed_while_there_are_links() {
-        let mut watches = Watches::new(Some(Timer::new().unwrap()));
-        watches.wake_for_checks(false);
+        let timer = LateTimer::of(std::sync::Arc::new(Epoll::new().unwrap()), 0);
+        let mut watches = Watches::new(Some(timer));
+        assert!(watches.wake_for_checks(false));
         assert_eq!(watches.wakes_at(), 0);
-        watches.wake_for_checks(true);
+        assert!(watches.wake_for_checks(true));
         let at = watches.wakes_at();
         assert!(at > clock::now_ns());
-        watches.wake_for_checks(true);
+        assert!(watches.wake_for_checks(true));
         assert_eq!(watches.wakes_at(), at, "armed once");
         watches.wakes_at = 1;
-        watches.wake_for_checks(false);
+        assert!(watches.wake_for_checks(false));
         assert_eq!(watches.wakes_at(), 0, "one that has woken wakes no more");
     }
 }

@@ -226,7 +226,7 @@ fn a_sleeper_is_woken_by_the_device() {
     let Some(ip) = address() else { return };
     let (mut a, mut b) = (End::open(ip, RdmaPolicy::Require), End::open(ip, RdmaPolicy::Require));
     let to_b = a.meet(&b);
-    let epoll = Epoll::new().unwrap();
+    let epoll = std::sync::Arc::new(Epoll::new().unwrap());
     b.net.watch(&epoll, 1).unwrap();
     for mark in 0..20 {
         assert!(a.send(to_b, mark, 100));

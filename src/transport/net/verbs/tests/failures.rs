@@ -224,7 +224,7 @@ fn a_sleeper_hears_of_its_device() {
     use crate::sys::event::{Epoll, wait_readable};
     let Some(second) = Second::new() else { return };
     let mut pair = second.pair();
-    let epoll = Epoll::new().unwrap();
+    let epoll = std::sync::Arc::new(Epoll::new().unwrap());
     pair.ends[1].net.watch(&epoll, 1).unwrap();
     for (state, news, made) in [("down", 1, 0), ("up", 2, 1)] {
         let end = &mut pair.ends[1];

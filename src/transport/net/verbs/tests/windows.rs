@@ -128,7 +128,7 @@ fn a_sleeper_is_woken_when_a_window_is_filled() {
     use crate::sys::event::{Epoll, wait_readable};
     let Some(ip) = address() else { return };
     let ((mut a, to_b), (mut b, to_a)) = pair(ip);
-    let epoll = Epoll::new().unwrap();
+    let epoll = std::sync::Arc::new(Epoll::new().unwrap());
     b.net.watch(&epoll, 1).unwrap();
     let (source, target) = ([pattern(1, 40_000)], [OwnedBuffer::from(vec![0; 40_000])]);
     for round in 1..10 {

@@ -1,0 +1,464 @@
+//! The background thread of the process. It runs the tasks of all endpoints: each when its time has come, when one of
+//! its descriptors is readable, or when it is woken. So a process has one such thread, one set of descriptors and one
+//! doorbell, however many endpoints it opens. The thread ends with the last task.
+
+use super::clock::{self, Deadline};
+use super::errno::Result;
+use super::event::{Doorbell, Epoll, Watched};
+use super::numbers::NumberMap;
+use super::process::Home;
+use super::thread::Thread;
+use crate::telemetry::log;
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+/// Stack of the thread, bytes.
+const STACK: usize = 256 * 1024;
+/// The doorbell's token; tasks have others.
+const BELL: u64 = 0;
+/// Longest wait for the lock of a process whose thread forked while another one held it.
+const PATIENCE_NS: u64 = 1_000_000_000;
+
+/// What a task waits for after a turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Rest {
+    /// The time of its next turn, nanoseconds of the clock of `clock::now_ns`; `None`: any time.
+    pub(crate) until: Option<u64>,
+    /// It has a turn as soon as one of its descriptors is readable.
+    pub(crate) watches: bool,
+}
+
+/// Work that goes on while the application does something else.
+pub(crate) trait Task: Send + 'static {
+    /// Does what is due. It must not wait for anything: other tasks have their turns after it.
+    fn turn(&mut self) -> Rest;
+}
+
+/// A task, as the thread knows it.
+struct Member {
+    /// `None`: it has ended.
+    task: Mutex<Option<Box<dyn Task>>>,
+    links: Vec<Watched>,
+}
+
+#[derive(Default)]
+struct Members {
+    list: NumberMap<u64, Arc<Member>>,
+    last: u64,
+    thread: Option<Thread>,
+    /// The last task has left, and the thread ends.
+    ends: bool,
+}
+
+struct Hub {
+    members: Mutex<Members>,
+    /// Tasks to run that neither their time nor a descriptor calls.
+    woken: Mutex<Vec<u64>>,
+    epoll: Epoll,
+    bell: Doorbell,
+    home: Home,
+}
+
+/// A task of the thread; the task ends when this is dropped.
+pub(crate) struct Ticket {
+    hub: Arc<Hub>,
+    token: u64,
+}
+
+impl std::fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Ticket").field(&self.token).finish()
+    }
+}
+
+/// The hub of this process, if it has tasks.
+static HUB: Mutex<Option<Arc<Hub>>> = Mutex::new(None);
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The place of the hub. `None`: this process was forked while a thread held it.
+fn place() -> Option<MutexGuard<'static, Option<Arc<Hub>>>> {
+    let until = clock::now_ns() + PATIENCE_NS;
+    loop {
+        match HUB.try_lock() {
+            Ok(place) => return Some(place),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if clock::now_ns() < until => {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            Err(TryLockError::WouldBlock) => return None,
+        }
+    }
+}
+
+/// Adds a task: its first turn is at once. `links`: what `Rest::watches` means. Errors: EAGAIN when the system has no
+/// more threads; EMFILE, ENFILE, ENOMEM; the system's reason where threads or sets of descriptors are forbidden.
+pub(crate) fn add(task: Box<dyn Task>, links: Vec<Watched>) -> Result<Ticket> {
+    let Some(mut place) = place() else { return Hub::open()?.add(task, links) };
+    let hub = match place.take() {
+        Some(hub) if hub.home.is_here() => hub,
+        // A forked child has its parent's, and no thread of it.
+        old => {
+            std::mem::forget(old);
+            Hub::open()?
+        }
+    };
+    let ticket = hub.add(task, links);
+    if !locked(&hub.members).list.is_empty() {
+        *place = Some(hub);
+    }
+    ticket
+}
+
+/// When tasks have their next turns.
+#[derive(Default)]
+struct Times {
+    order: BTreeSet<(u64, u64)>,
+    of: NumberMap<u64, u64>,
+}
+
+impl Times {
+    fn set(&mut self, token: u64, at: Option<u64>) {
+        let old = match at {
+            Some(at) => self.of.insert(token, at),
+            None => self.of.remove(&token),
+        };
+        if let Some(old) = old {
+            self.order.remove(&(old, token));
+        }
+        self.order.extend(at.map(|at| (at, token)));
+    }
+
+    /// Adds the tasks whose time has come.
+    fn take_due(&mut self, now: u64, due: &mut Vec<u64>) {
+        while let Some((at, token)) = self.order.pop_first() {
+            if at > now {
+                self.order.insert((at, token));
+                return;
+            }
+            self.of.remove(&token);
+            due.push(token);
+        }
+    }
+
+    fn first(&self) -> Deadline {
+        Deadline::at(self.order.first().map(|(at, _)| *at))
+    }
+}
+
+impl Hub {
+    fn open() -> Result<Arc<Self>> {
+        let (epoll, bell) = (Epoll::new()?, Doorbell::new()?);
+        epoll.add(bell.fd(), BELL)?;
+        let (members, woken) = (Mutex::default(), Mutex::default());
+        Ok(Arc::new(Self { members, woken, epoll, bell, home: Home::here() }))
+    }
+
+    fn add(self: &Arc<Self>, task: Box<dyn Task>, links: Vec<Watched>) -> Result<Ticket> {
+        let mut members = locked(&self.members);
+        members.last += 1;
+        let token = members.last;
+        let watch = |link: &Watched| self.epoll.add_silent(link.as_fd(), token);
+        let watched = links.iter().try_for_each(watch);
+        if let Err(e) = watched.and_then(|()| self.start(&mut members)) {
+            links.iter().for_each(|link| self.epoll.remove(link.as_fd()));
+            return Err(e);
+        }
+        members.list.insert(token, Arc::new(Member { task: Mutex::new(Some(task)), links }));
+        drop(members);
+        let ticket = Ticket { hub: self.clone(), token };
+        ticket.wake();
+        Ok(ticket)
+    }
+
+    fn start(self: &Arc<Self>, members: &mut Members) -> Result<()> {
+        if members.thread.is_none() {
+            let hub = self.clone();
+            members.thread = Some(Thread::start(c"udrv-net", STACK, move || hub.run())?);
+        }
+        Ok(())
+    }
+
+    /// The thread.
+    fn run(&self) {
+        let (mut times, mut due) = (Times::default(), Vec::new());
+        let mut tokens = [0; 32];
+        loop {
+            times.take_due(clock::now_ns(), &mut due);
+            due.append(&mut locked(&self.woken));
+            due.sort_unstable();
+            due.dedup();
+            for token in due.drain(..) {
+                times.set(token, self.turn(token));
+            }
+            // A signal or a lack of memory may end the sleep early: a turn too many does no harm.
+            let ready = self.epoll.wait(&mut tokens, times.first().poll_ms()).unwrap_or(0);
+            due.extend(tokens.iter().take(ready).filter(|token| **token != BELL));
+            if due.len() < ready {
+                self.bell.silence();
+                if locked(&self.members).ends {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// A turn of a task. Returns when its next one is due.
+    fn turn(&self, token: u64) -> Option<u64> {
+        let member = locked(&self.members).list.get(&token)?.clone();
+        let mut task = locked(&member.task);
+        let turn = AssertUnwindSafe(|| task.as_mut().map(|task| task.turn()));
+        match catch_unwind(turn) {
+            Ok(rest) => {
+                let Rest { until, watches } = rest?;
+                if watches {
+                    for link in &member.links {
+                        self.watch(link, token);
+                    }
+                }
+                until
+            }
+            // The panic message was written where it occurred. What the task holds may be half done: it is not touched.
+            Err(_) => {
+                std::mem::forget(task.take());
+                None
+            }
+        }
+    }
+
+    /// The next readiness of `link` calls its task.
+    fn watch(&self, link: &Watched, token: u64) {
+        if let Err(e) = self.epoll.watch_once(link.as_fd(), token) {
+            log::limited!(cause: e.0, "the background thread cannot watch a socket: {e}");
+        }
+    }
+
+    /// Ends a task: it has no turn after this has returned. The last one ends the thread.
+    fn remove(self: &Arc<Self>, token: u64) {
+        let mut place = place();
+        let mut members = locked(&self.members);
+        let Some(member) = members.list.remove(&token) else { return };
+        let thread = if members.list.is_empty() { members.thread.take() } else { None };
+        members.ends = thread.is_some();
+        drop(members);
+        if let (Some(place), true) = (&mut place, thread.is_some()) {
+            drop(place.take_if(|hub| Arc::ptr_eq(hub, self)));
+        }
+        drop(place);
+        // Waits for the end of a turn.
+        drop(locked(&member.task).take());
+        member.links.iter().for_each(|link| self.epoll.remove(link.as_fd()));
+        if let Some(thread) = thread {
+            self.bell.ring();
+            thread.join();
+        }
+    }
+}
+
+impl Ticket {
+    /// The task has a turn soon.
+    pub(crate) fn wake(&self) {
+        // In a forked child there is no such thread, and a lock may be held for ever.
+        if self.hub.home.is_here() {
+            locked(&self.hub.woken).push(self.token);
+            self.hub.bell.ring();
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if self.hub.home.is_here() {
+            self.hub.remove(self.token);
+        } else {
+            // The task is the parent's, and in the middle of whatever the parent's thread did.
+            std::mem::forget(self.hub.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixDatagram;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// Tells each turn, and rests as it is told.
+    struct Told(Sender<()>, Arc<Mutex<Rest>>);
+
+    impl Task for Told {
+        fn turn(&mut self) -> Rest {
+            let _ = self.0.send(());
+            *locked(&self.1)
+        }
+    }
+
+    fn link() -> (Arc<UnixDatagram>, UnixDatagram) {
+        let (link, peer) = UnixDatagram::pair().unwrap();
+        (Arc::new(link), peer)
+    }
+
+    struct End {
+        ticket: Ticket,
+        turns: Receiver<()>,
+        rest: Arc<Mutex<Rest>>,
+    }
+
+    const IDLE: Rest = Rest { until: None, watches: false };
+
+    fn end(rest: Rest, links: Vec<Watched>) -> End {
+        let (tell, turns) = channel();
+        let rest = Arc::new(Mutex::new(rest));
+        let ticket = add(Box::new(Told(tell, rest.clone())), links).unwrap();
+        End { ticket, turns, rest }
+    }
+
+    #[test]
+    fn a_task_has_turns_when_it_is_woken_when_its_time_has_come_and_when_a_link_is_readable() {
+        let (link, peer) = link();
+        let end = end(IDLE, vec![link.clone()]);
+        end.turns.recv_timeout(LONG).unwrap(); // the first one
+        peer.send(b"x").unwrap();
+        assert!(end.turns.recv_timeout(Duration::from_millis(50)).is_err(), "it does not watch");
+        *locked(&end.rest) = Rest { until: None, watches: true };
+        end.ticket.wake();
+        end.turns.recv_timeout(LONG).unwrap();
+        for _ in 0..3 {
+            end.turns.recv_timeout(LONG).unwrap(); // the datagram is still there
+        }
+        link.recv(&mut [0]).unwrap();
+        *locked(&end.rest) = Rest { until: Some(clock::now_ns() + 20_000_000), watches: false };
+        end.ticket.wake();
+        end.turns.recv_timeout(LONG).unwrap();
+        *locked(&end.rest) = IDLE;
+        end.turns.recv_timeout(LONG).unwrap();
+    }
+
+    #[test]
+    fn times_come_in_their_order_and_are_replaced() {
+        let (mut times, mut due) = (Times::default(), Vec::new());
+        for (token, at) in [(1, 30), (2, 10), (3, 20), (1, 5), (2, 40)] {
+            times.set(token, Some(at));
+        }
+        times.set(3, None);
+        times.take_due(4, &mut due);
+        assert_eq!(due, []);
+        times.take_due(40, &mut due);
+        assert_eq!(due, [1, 2]);
+        assert_eq!(times.first().poll_ms(), -1);
+        assert!(times.of.is_empty());
+    }
+
+    /// A turn that waits for the end of the test.
+    struct Slow(Arc<AtomicBool>, Sender<()>, Arc<AtomicBool>);
+
+    impl Task for Slow {
+        fn turn(&mut self) -> Rest {
+            let _ = self.1.send(());
+            std::thread::sleep(Duration::from_millis(100));
+            self.0.store(true, Ordering::SeqCst);
+            IDLE
+        }
+    }
+
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            self.2.store(self.0.load(Ordering::SeqCst), Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_task_is_dropped_after_its_turn_and_before_its_ticket_is_gone() {
+        let (over, after) = (Arc::default(), Arc::new(AtomicBool::new(false)));
+        let (tell, began) = channel();
+        let ticket = add(Box::new(Slow(over, tell, after.clone())), vec![]).unwrap();
+        began.recv_timeout(LONG).unwrap();
+        drop(ticket);
+        assert!(after.load(Ordering::SeqCst));
+    }
+
+    struct Panics;
+
+    impl Task for Panics {
+        fn turn(&mut self) -> Rest {
+            std::panic::resume_unwind(Box::new(()));
+        }
+    }
+
+    #[test]
+    fn a_panic_ends_its_task_only() {
+        let good = end(IDLE, vec![]);
+        let bad = add(Box::new(Panics), vec![]).unwrap();
+        good.turns.recv_timeout(LONG).unwrap();
+        bad.wake();
+        good.ticket.wake();
+        good.turns.recv_timeout(LONG).unwrap();
+        drop(bad);
+        good.ticket.wake();
+        good.turns.recv_timeout(LONG).unwrap();
+    }
+
+    /// Other tests of this process have endpoints, so only this hub's own thread is looked at.
+    #[test]
+    fn the_thread_ends_with_the_last_task() {
+        let hub = Hub::open().unwrap();
+        let turns = Arc::new(AtomicU64::new(0));
+        struct Counts(Arc<AtomicU64>);
+        impl Task for Counts {
+            fn turn(&mut self) -> Rest {
+                self.0.fetch_add(1, Ordering::SeqCst);
+                IDLE
+            }
+        }
+        for _ in 0..2 {
+            let first = hub.add(Box::new(Counts(turns.clone())), vec![]).unwrap();
+            let second = hub.add(Box::new(Counts(turns.clone())), vec![]).unwrap();
+            drop(first);
+            assert!(locked(&hub.members).thread.is_some());
+            drop(second);
+            assert!(locked(&hub.members).thread.is_none());
+            // As `place` does: a hub that has ended is not used again.
+            locked(&hub.members).ends = false;
+        }
+        assert_eq!(Arc::strong_count(&hub), 1, "the thread has released it");
+    }
+
+    #[test]
+    fn many_come_and_go_at_once() {
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        let (link, peer) = link();
+                        peer.send(b"x").unwrap();
+                        let end = end(Rest { until: Some(1), watches: true }, vec![link]);
+                        for _ in 0..3 {
+                            end.turns.recv_timeout(LONG).unwrap();
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_link_that_is_closed_is_not_in_the_set() {
+        let (hub, (link, _peer)) = (Hub::open().unwrap(), link());
+        let (tell, turns) = channel();
+        let rest = Arc::new(Mutex::new(Rest { until: None, watches: true }));
+        let other = hub.add(Box::new(Told(tell.clone(), rest.clone())), vec![]).unwrap();
+        let ticket = hub.add(Box::new(Told(tell, rest)), vec![link.clone()]).unwrap();
+        turns.recv_timeout(LONG).unwrap();
+        drop(ticket);
+        assert!(hub.epoll.watch_once(link.as_fd(), 1).is_err());
+        drop(other);
+    }
+}
