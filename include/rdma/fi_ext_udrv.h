@@ -51,7 +51,7 @@ enum fi_udrv_cause {
     FI_UDRV_CAUSE_TARGET_FAILED = 14,
     // The target is of a version that does not know this atomic operation: FI_EOPNOTSUPP.
     FI_UDRV_CAUSE_NO_ATOMICS = 15,
-    // The buffer of the receive, or of the read, cannot be written: FI_EFAULT.
+    // The buffer of the receive, or of the read, cannot be written: FI_EFAULT; FI_EIO if its device failed.
     FI_UDRV_CAUSE_BUFFER_UNWRITABLE = 16,
     // A triggered operation or deferred work could not be started when its counter came so far.
     FI_UDRV_CAUSE_NOT_STARTED = 20,

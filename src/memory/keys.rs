@@ -43,6 +43,8 @@ pub(crate) enum Denied {
     Key,
     /// The access goes beyond the region, or the region does not grant this right.
     Access,
+    /// The region's device has failed.
+    Device,
 }
 
 /// One memory region.

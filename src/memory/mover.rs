@@ -1,12 +1,17 @@
 //! The one place that copies device memory.
 //!
-//! Each context that the application has device memory in gets a stream that the default stream does not wait for,
-//! and an event. A copy is started on the stream, and has ended when the event says so. The caller waits for that by
-//! asking: a call that waits in the driver would wait for the application's kernels too. To wait at all costs some
-//! microseconds a copy, in progress as well; bytes that are reported as arrived are then in place.
+//! Each context that the application has device memory in gets streams that the default stream does not wait for, each with an
+//! event. A copy is started on a stream, and has ended when the event says so. There are two kinds of copies:
 //!
-//! Copies from device memory of another process of the node ([`Import`]) go by a stream of their own, and nobody waits for
-//! them: [`Reading::has_ended`] says when one is done.
+//! 1. [`copy`]: the caller waits for the end by asking; a call that waits in the driver would wait for the application's
+//!    kernels too. To wait at all costs some microseconds a copy, in progress as well; bytes that are reported as arrived are
+//!    then in place. Each such copy has a stream of its own, so that threads do not wait for each other.
+//! 2. [`Transfer`]: a copy from device memory of another process of the node ([`Import`]). Nobody waits
+//!    for it: [`Transfer::has_ended`] says when it is done. Transfers that change device memory share one stream of their
+//!    context, so that they happen in the order in which they were begun. One to memory of the host waits on the device for the
+//!    earlier ones; its call may last until it has ended, which is how the driver treats pageable memory.
+//!
+//! A copy that fails may have begun. Its memory is given back when the stream is idle, or answers with another failure.
 //!
 //! Not run on a GPU; on a double only.
 //!
@@ -15,9 +20,10 @@
 #![allow(unsafe_code)]
 
 use crate::sys::Errno;
-use crate::sys::cuda::{self, Cuda, Failure, IpcHandle, Lane};
+use crate::sys::cuda::{self, Allocation, Cuda, Failure, IpcHandle, Lane};
 use crate::sys::process::Home;
 use crate::telemetry::log;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,27 +39,49 @@ pub(crate) const DOUBLE: Site = Site(SITES as u8);
 /// A device that takes longer is taken for dead.
 const LONGEST: Duration = Duration::from_secs(20);
 
+/// CUDA_ERROR_INVALID_CONTEXT: the driver, or the context of a site, is not there.
+const NONE: Failure = Failure(201);
+
 /// What the mover has in one context.
 #[derive(Debug)]
 struct Place {
-    /// For copies that are waited for.
-    lane: Lane,
-    /// For reads of other processes' memory; made at the first one.
-    reads: Option<Reads>,
+    context: usize,
+    /// Lanes that no copy uses.
+    idle: Vec<Lane>,
+    /// Of the transfers that change device memory.
+    ordered: Arc<Mutex<Ordered>>,
 }
 
-/// The reads in one context. They end in the order of their start, and one event tells of all that were started.
-#[derive(Debug)]
-struct Reads {
-    lane: Lane,
+/// Transfers that end in the order of their start; one event tells of all that were started.
+#[derive(Debug, Default)]
+struct Ordered {
+    /// Made for the first transfer.
+    lane: Option<Lane>,
     begun: u64,
     ended: u64,
 }
 
 static PLACES: Mutex<Vec<Place>> = Mutex::new(Vec::new());
 
-fn places() -> MutexGuard<'static, Vec<Place>> {
-    PLACES.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The driver, and what `of` takes from the place of a site. Failure: [`NONE`].
+fn at<T>(site: Site, of: impl FnOnce(&mut Place) -> T) -> Result<(&'static Cuda, T), Failure> {
+    let mut places = locked(&PLACES);
+    let place = places.get_mut(site.number()).ok_or(NONE)?;
+    Ok((Cuda::get().ok_or(NONE)?, of(place)))
+}
+
+/// A lane that no other copy uses, until [`give_back`].
+fn borrow(site: Site) -> Result<(&'static Cuda, Lane), Failure> {
+    let (cuda, (context, idle)) = at(site, |place| (place.context, place.idle.pop()))?;
+    Ok((cuda, idle.map_or_else(|| cuda.lane(context), Ok)?))
+}
+
+fn give_back(site: Site, lane: Lane) {
+    let _ = at(site, |place| place.idle.push(lane));
 }
 
 impl Site {
@@ -79,23 +107,48 @@ pub(crate) fn site_of(addr: usize, len: usize) -> Result<Option<Site>, Errno> {
     if (found.len as u64).checked_sub(offset).is_none_or(|rest| (len as u64) > rest) {
         return Err(Errno(libc::EINVAL));
     }
-    let context = cuda.context_of(&found);
-    let mut places = places();
-    if let Some(at) = places.iter().position(|place| place.lane.is_of(context)) {
-        return Ok(Some(Site(at as u8)));
+    synchronize(cuda, &found);
+    site_in(cuda, cuda.context_of(&found)).map(Some)
+}
+
+/// The site of a context. Errors: EIO, if it cannot be used; ENOSPC for too many contexts.
+fn site_in(cuda: &Cuda, context: usize) -> Result<Site, Errno> {
+    let mut places = locked(&PLACES);
+    if let Some(at) = places.iter().position(|place| place.context == context) {
+        return Ok(Site(at as u8));
     }
     if places.len() >= SITES {
         return Err(Errno(libc::ENOSPC));
     }
     match cuda.lane(context) {
         Ok(lane) => {
-            places.push(Place { lane, reads: None });
-            Ok(Some(Site(places.len() as u8 - 1)))
+            places.push(Place { context, idle: vec![lane], ordered: Arc::default() });
+            Ok(Site(places.len() as u8 - 1))
         }
         Err(Failure(result)) => {
             log::limited!("device memory cannot be used: CUDA answers {result} to a new stream");
             Err(Errno(libc::EIO))
         }
+    }
+}
+
+/// A site from which memory of other processes can be read into memory of the host. `None`: this process has no context.
+pub(crate) fn any_site() -> Option<Site> {
+    if !locked(&PLACES).is_empty() {
+        return Some(Site(0));
+    }
+    let cuda = Cuda::get()?;
+    site_in(cuda, cuda.any_context()?).ok()
+}
+
+/// Sets SYNC_MEMOPS on an allocation that is seen for the first time. What the application does to it by synchronous calls has
+/// then ended when they return; the copies here, on streams of their own, would not wait for it otherwise. Memory that the
+/// driver refuses this for is as it was.
+fn synchronize(cuda: &Cuda, found: &Allocation) {
+    static SEEN: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+    let slot = SEEN.get(found.id as usize % SEEN.len());
+    if slot.is_some_and(|slot| slot.swap(found.id, Ordering::Relaxed) != found.id) {
+        cuda.synchronize(found);
     }
 }
 
@@ -107,21 +160,37 @@ pub(crate) fn site_of(addr: usize, len: usize) -> Result<Option<Site>, Errno> {
 pub(super) unsafe fn copy(site: Site, to: usize, from: usize, len: usize) -> bool {
     #[cfg(test)]
     if site == DOUBLE {
+        if tests::fails_now() {
+            return false;
+        }
         let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
         // SAFETY: memory of a test.
         unsafe { std::ptr::copy(std::ptr::with_exposed_provenance(from), to, len) };
         return true;
     }
-    let places = places();
-    let (Some(cuda), Some(Place { lane, .. })) = (Cuda::get(), places.get(site.number())) else {
-        return false;
-    };
-    // SAFETY: the caller vouches; this waits for the end.
-    let outcome =
-        unsafe { cuda.start(lane, to, from, len) }.and_then(|()| wait(|| cuda.is_done(lane)));
-    let Err(Failure(result)) = outcome else { return true };
+    // SAFETY: the caller vouches.
+    let Err(Failure(result)) = (unsafe { copy_and_wait(site, to, from, len) }) else { return true };
     log::limited!(cause: result, "a copy of device memory failed: CUDA answers {result}");
     false
+}
+
+/// # Safety
+/// As [`copy`].
+unsafe fn copy_and_wait(site: Site, to: usize, from: usize, len: usize) -> Result<(), Failure> {
+    let (cuda, lane) = borrow(site)?;
+    // SAFETY: the caller vouches; this waits for the end.
+    let begun = unsafe { cuda.start(&lane, to, from, len) };
+    let ended = begun.and_then(|()| wait(|| cuda.is_done(&lane)));
+    if ended.is_err() {
+        settle(cuda, &lane);
+    }
+    give_back(site, lane);
+    ended
+}
+
+/// Waits for what a failed call may have begun.
+fn settle(cuda: &Cuda, lane: &Lane) {
+    let _ = wait(|| cuda.is_idle(lane));
 }
 
 fn wait(mut is_done: impl FnMut() -> Result<bool, Failure>) -> Result<(), Failure> {
@@ -148,11 +217,8 @@ pub(crate) struct Import {
 impl Import {
     /// Opens an allocation of `len` bytes. Failures: those of the driver.
     pub(crate) fn open(site: Site, handle: &IpcHandle, len: u64) -> Result<Self, Failure> {
-        const NONE: Failure = Failure(201);
-        let cuda = Cuda::get().ok_or(NONE)?;
-        let places = places();
-        let place = places.get(site.number()).ok_or(NONE)?;
-        let open = cuda.import(&place.lane, handle)?;
+        let (cuda, context) = at(site, |place| place.context)?;
+        let open = cuda.import(context, handle)?;
         Ok(Self { site, open, len, home: Home::here() })
     }
 }
@@ -166,65 +232,169 @@ impl Drop for Import {
     }
 }
 
-/// A read of another process's device memory that was started. Who drops it before its end waits for that.
+/// A copy from another process's device memory that was started. Who drops it before its end waits for that.
 #[derive(Debug)]
-pub(crate) struct Reading {
-    from: Arc<Import>,
-    number: u64,
+pub(crate) struct Transfer {
+    import: Arc<Import>,
+    stream: Stream,
 }
 
-impl Reading {
-    /// Begins to read `len` bytes from `offset` on to `to`, device memory at the import's site. Failures: 1, bytes beyond
-    /// the allocation; those of the driver.
+/// Where a transfer takes place.
+#[derive(Debug)]
+enum Stream {
+    /// It is the `n`th on this one.
+    Ordered(Arc<Mutex<Ordered>>, u64),
+    /// On one of its own; taken when it has ended.
+    Own(Option<Lane>),
+}
+
+impl Transfer {
+    /// Begins to copy `len` bytes of the allocation, from `offset` on, to `local`: memory of the host, or
+    /// (`on_device`) device memory at the import's site. Failures: 1, bytes beyond the allocation; those of the driver.
     ///
     /// # Safety
-    /// The destination is lent until [`Self::has_ended`] answers, or the value is dropped.
+    /// The local memory is lent until [`Self::has_ended`] answers, or the value is dropped.
     pub(super) unsafe fn begin(
-        from: Arc<Import>,
-        offset: u64,
-        to: usize,
+        (import, offset): (Arc<Import>, u64),
+        (local, on_device): (usize, bool),
         len: usize,
     ) -> Result<Self, Failure> {
         const OUTSIDE: Failure = Failure(1);
-        let end = offset.checked_add(len as u64).filter(|end| *end <= from.len);
-        let (Some(cuda), Some(_)) = (Cuda::get(), end) else { return Err(OUTSIDE) };
-        let mut places = places();
-        let place = places.get_mut(from.site.number()).ok_or(OUTSIDE)?;
-        let reads = match &mut place.reads {
-            Some(reads) => reads,
-            none => {
-                let lane = cuda.lane_beside(&place.lane)?;
-                none.insert(Reads { lane, begun: 0, ended: 0 })
+        offset.checked_add(len as u64).filter(|end| *end <= import.len).ok_or(OUTSIDE)?;
+        let there = (import.open.start() + offset) as usize;
+        let (_, ordered) = at(import.site, |place| Arc::clone(&place.ordered))?;
+        // SAFETY: the caller vouches for the local memory; the other is open, and the result keeps it so.
+        let stream = unsafe {
+            match on_device {
+                true => next(ordered, import.site, local, there, len),
+                false => alone(import.site, &ordered, local, there, len),
             }
-        };
-        // SAFETY: the caller vouches for the destination; the source is open, and this value keeps it so.
-        unsafe {
-            cuda.start(&reads.lane, to, (from.open.start() + offset) as usize, len)?;
-        }
-        reads.begun += 1;
-        Ok(Self { number: reads.begun, from })
+        }?;
+        Ok(Self { import, stream })
     }
 
     /// Whether all bytes are in place. Failures: the device has failed, and the destination has any bytes.
     pub(crate) fn has_ended(&self) -> Result<bool, Failure> {
-        const NONE: Failure = Failure(201);
-        let mut places = places();
-        let place = places.get_mut(self.from.site.number());
-        let (Some(cuda), Some(reads)) = (Cuda::get(), place.and_then(|p| p.reads.as_mut())) else {
-            return Err(NONE);
-        };
-        if reads.ended < self.number && cuda.is_done(&reads.lane)? {
-            reads.ended = reads.begun;
+        let cuda = Cuda::get().ok_or(NONE)?;
+        match &self.stream {
+            Stream::Own(lane) => lane.as_ref().map_or(Ok(true), |lane| cuda.is_done(lane)),
+            Stream::Ordered(ordered, number) => {
+                let mut ordered = locked(ordered);
+                let Ordered { lane, begun, ended } = &mut *ordered;
+                if *ended < *number && cuda.is_done(lane.as_ref().ok_or(NONE)?)? {
+                    *ended = *begun;
+                }
+                Ok(*ended >= *number)
+            }
         }
-        Ok(reads.ended >= self.number)
+    }
+
+    /// Waits for what a transfer that failed may still do.
+    fn settle(&self) {
+        let Some(cuda) = Cuda::get() else { return };
+        match &self.stream {
+            Stream::Own(lane) => lane.iter().for_each(|lane| settle(cuda, lane)),
+            Stream::Ordered(ordered, _) => {
+                let lane = locked(ordered).lane;
+                lane.iter().for_each(|lane| settle(cuda, lane));
+            }
+        }
     }
 }
 
-impl Drop for Reading {
+/// Begins a copy from device memory to memory of the host, behind the `ordered` ones.
+///
+/// # Safety
+/// As [`Transfer::begin`].
+unsafe fn alone(
+    site: Site,
+    ordered: &Mutex<Ordered>,
+    to: usize,
+    from: usize,
+    len: usize,
+) -> Result<Stream, Failure> {
+    let before = {
+        let ordered = locked(ordered);
+        ordered.lane.filter(|_| ordered.ended < ordered.begun)
+    };
+    let (cuda, lane) = borrow(site)?;
+    // SAFETY: the caller vouches.
+    let begun = before
+        .map_or(Ok(()), |before| cuda.follow(&lane, &before))
+        .and_then(|()| unsafe { cuda.start(&lane, to, from, len) });
+    if begun.is_err() {
+        settle(cuda, &lane);
+        give_back(site, lane);
+    }
+    begun.map(|()| Stream::Own(Some(lane)))
+}
+
+/// Begins a copy behind the `ordered` ones.
+///
+/// # Safety
+/// As [`Transfer::begin`].
+unsafe fn next(
+    ordered: Arc<Mutex<Ordered>>,
+    site: Site,
+    to: usize,
+    from: usize,
+    len: usize,
+) -> Result<Stream, Failure> {
+    let mut held = locked(&ordered);
+    if held.lane.is_none() {
+        held.lane = Some(borrow(site)?.1);
+    }
+    let (cuda, Some(lane)) = (Cuda::get().ok_or(NONE)?, held.lane) else { return Err(NONE) };
+    // SAFETY: the caller vouches.
+    if let Err(failure) = unsafe { cuda.start(&lane, to, from, len) } {
+        settle(cuda, &lane);
+        return Err(failure);
+    }
+    held.begun += 1;
+    let number = held.begun;
+    drop(held);
+    Ok(Stream::Ordered(ordered, number))
+}
+
+impl Drop for Transfer {
     fn drop(&mut self) {
-        if self.from.home.is_here() {
-            // Of a device that has failed nothing more comes.
-            let _ = wait(|| self.has_ended());
+        if !self.import.home.is_here() {
+            return;
         }
+        if wait(|| self.has_ended()).is_err() {
+            self.settle();
+        }
+        if let Stream::Own(lane) = &mut self.stream {
+            lane.take().into_iter().for_each(|lane| give_back(self.import.site, lane));
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::cell::Cell;
+
+    thread_local! {
+        static LEFT: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+
+    /// Of the next copies of this thread at [`DOUBLE`](super::DOUBLE), the `nth` fails, from 0 on. `usize::MAX`: none does.
+    pub(crate) fn fail(nth: usize) {
+        LEFT.set(nth);
+    }
+
+    /// Whether a failure that was asked for has not happened.
+    pub(crate) fn still_fails() -> bool {
+        LEFT.replace(usize::MAX) != usize::MAX
+    }
+
+    pub(super) fn fails_now() -> bool {
+        let left = LEFT.get();
+        LEFT.set(if left == 0 {
+            usize::MAX
+        } else {
+            left.saturating_sub(usize::from(left < usize::MAX))
+        });
+        left == 0
     }
 }

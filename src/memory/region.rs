@@ -15,7 +15,7 @@
 //! costs what it cost before. An address that is used by mistake is none, and a fault.
 #![allow(unsafe_code)]
 
-use super::mover::{self, Import, Reading, Site};
+use super::mover::{self, Import, Site, Transfer};
 use crate::sys::cma::{self, Range};
 use crate::sys::cuda::Failure;
 use crate::sys::{Errno, simd, tcp};
@@ -126,7 +126,7 @@ impl Segment {
         (self.addr & DEVICE != 0).then(|| Site::numbered(self.addr >> SITE))
     }
 
-    /// Copies between two segments of one length, either of which may be device memory. False: the device failed.
+    /// Copies between two segments, either of which may be device memory. Returns `len`, or 0: the device failed.
     ///
     /// # Safety
     /// Both are lent, or memory of this provider.
@@ -135,17 +135,17 @@ impl Segment {
         from: Self,
         len: usize,
         host: impl FnOnce(*mut u8, *const u8),
-    ) -> bool {
+    ) -> usize {
         let (a, b) = (to.addr & ADDRESS, from.addr & ADDRESS);
         match to.site().or_else(|| from.site()) {
             // SAFETY: the caller vouches.
-            Some(site) => unsafe { mover::copy(site, a, b, len) },
+            Some(site) => len * usize::from(unsafe { mover::copy(site, a, b, len) }),
             None => {
                 host(
                     std::ptr::with_exposed_provenance_mut(to.addr),
                     std::ptr::with_exposed_provenance(from.addr),
                 );
-                true
+                len
             }
         }
     }
@@ -288,17 +288,12 @@ impl SegmentList {
         self
     }
 
-    /// Site and address, if it is one segment of device memory, beside empty ones.
-    pub(crate) fn device(&self) -> Option<(Site, usize)> {
+    /// The only segment that is not empty: its site, if it is device memory, and its address.
+    pub(crate) fn range(&self) -> Option<(Option<Site>, usize)> {
         let segments = self.plain();
         let mut full = segments.iter().filter(|segment| segment.len > 0);
         let (only, None) = (full.next()?, full.next()) else { return None };
-        only.site().map(|site| (site, only.addr & ADDRESS))
-    }
-
-    /// The site of the one segment of device memory that it is. `None`: it is something else.
-    pub(crate) fn site(&self) -> Option<Site> {
-        self.device().map(|(site, _)| site)
+        Some((only.site(), only.addr & ADDRESS))
     }
 
     /// The part of at most `len` bytes at `offset` that is contiguous.
@@ -308,13 +303,18 @@ impl SegmentList {
         self.slice(offset, first.map_or(0, |segment| segment.len))
     }
 
-    /// Begins to read from another process's memory to all of the list, which is at the same site. Failures: those of
-    /// [`Reading::begin`].
-    pub(crate) fn begin_reading(&self, from: Arc<Import>, offset: u64) -> Result<Reading, Failure> {
+    /// Begins to fill all of the list, one range, from device memory of another process at `offset`. Failures:
+    /// those of [`Transfer::begin`].
+    pub(crate) fn begin_transfer(
+        &self,
+        import: Arc<Import>,
+        offset: u64,
+    ) -> Result<Transfer, Failure> {
         const NONE: Failure = Failure(1);
-        let (_, to) = self.device().ok_or(NONE)?;
-        // SAFETY: the application lent the list to an operation that lasts until the reading has ended or is dropped.
-        unsafe { Reading::begin(from, offset, to, self.len) }
+        let (site, addr) = self.range().ok_or(NONE)?;
+        let local = (addr, site.is_some());
+        // SAFETY: the application lent the list to an operation that lasts until the transfer has ended or is dropped.
+        unsafe { Transfer::begin((import, offset), local, self.len) }
     }
 
     /// The segments with their lengths.
@@ -414,16 +414,12 @@ impl SegmentList {
             unsafe { copy_few(from, to.as_mut_ptr(), to.len()) };
             return to.len();
         }
-        let (mut done, room) = (0, to.len());
-        let to = to.as_mut_ptr().expose_provenance();
-        self.for_each(offset, room, |from| {
+        let (room, to) = (to.len(), to.as_mut_ptr().expose_provenance());
+        self.for_each(offset, room, |from, done| {
             let (to, len) = (Segment { addr: to + done, len: from.len }, from.len);
             // SAFETY: the application lent these bytes; `for_each` keeps `done + len <= room`.
-            let copied =
-                unsafe { Segment::copy(to, from, len, |to, from| simd::copy(from, to, len)) };
-            done += if copied { len } else { 0 };
-        });
-        done
+            unsafe { Segment::copy(to, from, len, |to, from| simd::copy(from, to, len)) }
+        })
     }
 
     /// Copies `from` to `offset` of the list, if it fits into the first segment there. False: it does not, and nothing
@@ -438,37 +434,30 @@ impl SegmentList {
     }
 
     /// Copies `from` to `offset` of the list. Returns the number of bytes copied, which is less than `from.len()` if
-    /// the list ends before.
+    /// the list ends before, or the device fails.
     #[inline]
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> usize {
         if self.copy_in_one(offset, from) {
             return from.len();
         }
-        let mut done = 0;
         let addr = from.as_ptr().expose_provenance();
-        self.for_each(offset, from.len(), |to| {
+        self.for_each(offset, from.len(), |to, done| {
             let (from, len) = (Segment { addr: addr + done, len: to.len }, to.len);
             // SAFETY: the application lent these bytes; `for_each` keeps `done + len` within `from`.
-            let copied =
-                unsafe { Segment::copy(to, from, len, |to, from| simd::copy(from, to, len)) };
-            done += if copied { len } else { 0 };
-        });
-        done
+            unsafe { Segment::copy(to, from, len, |to, from| simd::copy(from, to, len)) }
+        })
     }
 
     /// As [`Self::copy_in`], with non-temporal stores (past the caches).
     pub(crate) fn copy_in_past_caches(&self, offset: usize, from: &[u8]) -> usize {
-        let mut done = 0;
         let addr = from.as_ptr().expose_provenance();
-        self.for_each(offset, from.len(), |to| {
+        self.for_each(offset, from.len(), |to, done| {
             let (from, len) = (Segment { addr: addr + done, len: to.len }, to.len);
             // SAFETY: the application lent these bytes; `for_each` keeps `done + len` within `from`.
-            let copied = unsafe {
+            unsafe {
                 Segment::copy(to, from, len, |to, from| simd::copy_past_caches(from, to, len))
-            };
-            done += if copied { len } else { 0 };
-        });
-        done
+            }
+        })
     }
 
     /// Copies from this list into `to`, both memory of this process, for messages to oneself. Ranges may overlap.
@@ -484,18 +473,13 @@ impl SegmentList {
                 return len;
             }
         }
-        let mut done = 0;
-        self.for_each(offset, len, |from| {
-            let mut inner = 0;
-            to.for_each(to_offset + done, from.len, |to| {
+        self.for_each(offset, len, |from, done| {
+            to.for_each(to_offset + done, from.len, |to, inner| {
                 let (from, n) = (from.part(inner, to.len), to.len);
                 // SAFETY: both ranges were lent by the application; `copy` allows overlap.
-                unsafe { Segment::copy(to, from, n, |to, from| std::ptr::copy(from, to, n)) };
-                inner += n;
-            });
-            done += inner;
-        });
-        done
+                unsafe { Segment::copy(to, from, n, |to, from| std::ptr::copy(from, to, n)) }
+            })
+        })
     }
 
     /// Sends `head` and then the list on a connection. Returns the number of bytes taken. Errors: as [`tcp::send`].
@@ -525,7 +509,9 @@ impl SegmentList {
         let mut bytes = vec![0; self.len.min(MOST)];
         let received = Self::EMPTY.fill_from(fd, &mut bytes)?;
         if let tcp::Received::Bytes(n) = received {
-            self.copy_in(0, bytes.get(..n).unwrap_or(&bytes));
+            if self.copy_in(0, bytes.get(..n).unwrap_or(&bytes)) < n.min(self.len) {
+                return Err(Errno(libc::EIO));
+            }
         }
         Ok(received)
     }
@@ -549,16 +535,32 @@ impl SegmentList {
     /// that another process could not access. Costs system calls.
     pub(crate) fn is_accessible(&self, offset: usize, len: usize, writes: bool) -> bool {
         let mut all = true;
-        self.for_each(offset, len, |part| {
+        self.for_each(offset, len, |part, _| {
             let range = Range { addr: part.addr as u64, len: part.len as u64 };
             // SAFETY: the application lent the range to a pending operation, and does not use it meanwhile.
             all = all && (part.site().is_some() || unsafe { cma::is_accessible(range, writes) });
+            part.len
         });
         all
     }
 
-    fn for_each(&self, offset: usize, len: usize, f: impl FnMut(Segment)) {
-        self.slice(offset, len).plain().into_iter().filter(|segment| segment.len > 0).for_each(f);
+    /// Calls `f` for the segments of a part, each with the number of bytes before it, until `f` returns less than the
+    /// segment's length. Returns the sum of what `f` returned.
+    fn for_each(
+        &self,
+        offset: usize,
+        len: usize,
+        mut f: impl FnMut(Segment, usize) -> usize,
+    ) -> usize {
+        let mut done = 0;
+        for segment in self.slice(offset, len).plain().into_iter().filter(|s| s.len > 0) {
+            let n = f(segment, done);
+            done += n;
+            if n < segment.len {
+                break;
+            }
+        }
+        done
     }
 }
 
@@ -676,6 +678,33 @@ mod tests {
         }
         assert!(!plain.is_on_device());
         assert!(!plain.as_device(0).is_on_device());
+    }
+
+    #[test]
+    fn a_range_is_found_between_empty_segments() {
+        for (lens, which) in [([0, 5, 0], 2), ([5, 0, 0], 1), ([0, 0, 5], 4), ([0, 5, 0], 0)] {
+            let mut parts: Vec<_> = lens.map(|n| vec![0; n]).into();
+            let full = parts.iter().find(|part| part.len() == 5).unwrap().as_ptr();
+            let whole = list(&mut parts).as_device(which);
+            let site = (which != 0).then_some(mover::DOUBLE);
+            assert_eq!(whole.range(), Some((site, full.addr())));
+            assert_eq!(whole.piece(0, 5).len(), 5);
+        }
+        let mut two = vec![vec![0; 2], vec![0; 2]];
+        assert_eq!(list(&mut two).as_device(3).range(), None);
+    }
+
+    #[test]
+    fn a_copy_ends_where_the_device_fails() {
+        let mut parts = vec![vec![0; 2], vec![0; 2], vec![0; 2]];
+        let whole = list(&mut parts).as_device(7);
+        for nth in 0..3 {
+            mover::tests::fail(nth);
+            assert_eq!(whole.copy_in(0, &[1, 2, 3, 4, 5, 6]), 2 * nth);
+            mover::tests::fail(nth);
+            assert_eq!(whole.copy_out(0, &mut [0; 6]), 2 * nth);
+        }
+        assert!(OwnedBuffer::try_copy_of(&whole).is_some());
     }
 
     #[test]

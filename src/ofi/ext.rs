@@ -54,7 +54,7 @@ pub enum fi_udrv_cause {
     TargetFailed = 14,
     /// The target is of a version that does not know this atomic operation: FI_EOPNOTSUPP.
     NoAtomics = 15,
-    /// The buffer of the receive, or of the read, cannot be written: FI_EFAULT.
+    /// The buffer of the receive, or of the read, cannot be written: FI_EFAULT; FI_EIO if its device failed.
     BufferUnwritable = 16,
     /// A triggered operation or deferred work could not be started when its counter came so far.
     NotStarted = 20,

@@ -73,7 +73,7 @@ impl Arrivals {
     }
 
     /// Begins a receive, whose first `bytes` may be here. `None`: more will come. Else the key of a receive that is
-    /// whole.
+    /// whole, or has failed.
     pub(super) fn begin(
         &mut self,
         (peer, envelope, target): (PeerId, Envelope, Target),
@@ -83,8 +83,9 @@ impl Arrivals {
     ) -> Option<Key> {
         let Announcement { tx, len, pushed, leaves, sees, broken, offer, ranges } = *rts;
         let want = target.segments.len().min(len as usize);
-        let received =
-            target.segments.copy_in(0, bytes.get(..bytes.len().min(want)).unwrap_or(&[]));
+        let bytes_here = bytes.get(..bytes.len().min(want)).unwrap_or(&[]);
+        let received = target.segments.copy_in(0, bytes_here);
+        let failed = received < bytes_here.len();
         let pushes = pushed > 0 || broken;
         let scheme = if pushes {
             Receiver::Push(push::Receiver::new(pushed))
@@ -93,11 +94,11 @@ impl Arrivals {
         } else {
             Receiver::Get(get::Receiver { ranges })
         };
-        let message = Inbound { peer, envelope, target, tx, len, want, received, leaves };
+        let message = Inbound { peer, envelope, target, tx, len, want, received, leaves, failed };
         let key = self.active.push_back(Active { message, scheme });
         if !pushes {
             self.pulls.push_back(key);
-        } else if received == want {
+        } else if received == want || failed {
             return Some(key);
         } else if broken {
             self.resume(key, fragments::Asked::AfterStream, outbox, counts);

@@ -128,6 +128,8 @@ pub(super) struct Inbound {
     pub(super) received: usize,
     /// The sender needs no FIN.
     pub(super) leaves: bool,
+    /// Bytes that were here could not be copied to the buffer: its device has failed.
+    pub(super) failed: bool,
 }
 
 impl Inbound {
@@ -152,12 +154,14 @@ impl Inbound {
         }
     }
 
-    /// Copies the next bytes of the message, as many as there is room for. Returns whether it is whole now.
+    /// Copies the next bytes of the message, as many as there is room for. Returns whether it is whole now, or has failed.
     pub(super) fn append(&mut self, bytes: &[u8], limits: &Limits) -> bool {
         let room = self.want - self.received;
         let bytes = bytes.get(..bytes.len().min(room)).unwrap_or(&[]);
-        self.received += self.place(self.received, bytes, limits);
-        self.is_whole()
+        let placed = self.place(self.received, bytes, limits);
+        self.received += placed;
+        self.failed |= placed < bytes.len();
+        self.is_whole() || self.failed
     }
 
     /// Reads at most `len` bytes of the message at `offset` from `ranges` of the sender's memory.

@@ -423,10 +423,15 @@ impl Core {
         host: &mut impl Host,
     ) {
         let len = target.segments.copy_in(0, payload);
+        let failed = len < payload.len().min(target.segments.len());
         if let Some(tx) = ack {
-            self.outbox.finish(peer, tx, 0);
+            self.outbox.finish(peer, tx, if failed { libc::EIO } else { 0 });
         }
-        let outcome = Outcome { len, overflow: payload.len() - len, error: None };
+        let overflow = payload.len() - len;
+        let outcome = match failed {
+            true => Outcome::failed(len, (libc::EIO, Cause::BufferUnwritable)),
+            false => Outcome { len, overflow, error: None },
+        };
         self.finish_receive(peer, envelope, target, outcome, host);
     }
 

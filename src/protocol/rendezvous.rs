@@ -65,7 +65,10 @@ impl<I: Iface> Engine<I> {
         let what = (message.want, &memory);
         if let Receiver::Put(put) = scheme {
             let by = match put.is_open() {
-                true => select::remote_buffers(iface, message.peer, what, put.bound_to()),
+                true => {
+                    let offer = put.offer.as_ref();
+                    select::offered(iface, message.peer, what, offer, put.bound_to())
+                }
                 false => Buffers::No, // to ask might connect to the peer for nothing
             };
             return put.step(iface, &mut arrivals.chunks, outbox, (key, message), by);
@@ -73,8 +76,13 @@ impl<I: Iface> Engine<I> {
         if fed {
             return Next::Again; // the sender's fragments come, which cost less
         }
-        let (caps, readable) = (iface.caps(message.peer), matches!(scheme, Receiver::Get(_)));
-        match (select::fetch(iface, &caps, message.peer, what, readable), &*scheme) {
+        let caps = iface.caps(message.peer);
+        let known = match scheme {
+            Receiver::Get(_) => (true, None),
+            Receiver::Announced(announced) => (false, announced.offer.as_ref()),
+            _ => (false, None),
+        };
+        match (select::fetch(iface, &caps, message.peer, what, known), &*scheme) {
             (Fetch::Read, Receiver::Get(get)) => get.step(iface, message, most, &mut core.counts),
             (Fetch::Later, _) => Next::Again,
             (Fetch::RemoteBuffers(lane), now) => {
@@ -304,6 +312,9 @@ impl Core {
     }
 
     pub(super) fn finish_active(&mut self, key: Key, host: &mut impl Host) {
+        if self.arrivals.active.get(key).is_some_and(|active| active.message.failed) {
+            return self.fail_active(key, libc::EIO, Cause::BufferUnwritable, host);
+        }
         let Some(Active { message, scheme }) = self.arrivals.remove(key) else { return };
         let Inbound { peer, tx, len, want, leaves, .. } = message;
         match scheme {

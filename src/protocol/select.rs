@@ -3,7 +3,7 @@
 
 use super::limits::Limits;
 use crate::memory::SegmentList;
-use crate::transport::{Caps, Iface, LaneCaps, LaneId, PeerId, Prepared};
+use crate::transport::{Caps, Iface, LaneCaps, LaneId, PeerId, Prepared, RemoteKey};
 
 /// How a receiver gets a message that was announced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,18 +19,18 @@ pub(super) enum Fetch {
 }
 
 /// How a receiver gets `want` bytes of a message into `memory`. `readable`: it knows where the message is in the sender's
-/// memory.
+/// memory. `offer`: the key under which the sender advertises it.
 pub(super) fn fetch<I: Iface>(
     iface: &mut I,
     caps: &Caps,
     peer: PeerId,
     (want, memory): (usize, &SegmentList),
-    readable: bool,
+    (readable, offer): (bool, Option<&RemoteKey>),
 ) -> Fetch {
     if caps.get && readable {
         return Fetch::Read;
     }
-    match remote_buffers(iface, peer, (want, memory), None) {
+    match offered(iface, peer, (want, memory), offer, None) {
         Buffers::On(lane) => Fetch::RemoteBuffers(lane),
         Buffers::Later => Fetch::Later,
         Buffers::No => Fetch::Request,
@@ -46,6 +46,23 @@ pub(super) enum Buffers {
     Later,
     /// There is none.
     No,
+}
+
+/// As [`remote_buffers`], for the receiver of a message that is advertised under a key: a lane that only reads takes the bytes
+/// to any memory, and the sender knew that it takes the memory that they are in.
+pub(super) fn offered<I: Iface>(
+    iface: &mut I,
+    peer: PeerId,
+    what: (usize, &SegmentList),
+    offer: Option<&RemoteKey>,
+    only: Option<LaneId>,
+) -> Buffers {
+    let lanes = iface.lanes(peer);
+    let reads = |lane: &&LaneCaps| lane.reads && offer.is_some_and(|key| lane.lane.made(key));
+    match lanes.iter().find(reads).filter(|lane| only.is_none_or(|only| only == lane.lane)) {
+        Some(lane) if iface.prepare(peer, lane.lane) == Prepared::Ready => Buffers::On(*lane),
+        _ => remote_buffers(iface, peer, what, only),
+    }
 }
 
 /// The lane by which a message of `len` bytes goes through remote buffers: of those that are ready and take its memory, the

@@ -251,6 +251,9 @@ impl<I: Iface> Engine<I> {
             if let Some(pending) = self.core.sends.pending.get_mut(key) {
                 pending.scheme = Sender::Push(push::Sender::new(flow, false));
             }
+        } else if !self.make_readable(key, false) {
+            self.core.sends.remove(key);
+            return Err(OpError::Error(libc::EIO));
         } else if let Err(e) = self.announce(key, op.delivery) {
             self.core.sends.remove(key);
             return Err(e.into());
@@ -262,6 +265,21 @@ impl<I: Iface> Engine<I> {
             self.begin_push(key, host);
         }
         Ok(())
+    }
+
+    /// Copies device memory of a message that is about to be sent, unless a lane takes it: packets are filled from memory
+    /// of the host. False: the device failed, or there is no memory.
+    fn make_readable(&mut self, key: Key, eager: bool) -> bool {
+        let Self { iface, core } = self;
+        let Some(Pending { message, .. }) = core.sends.pending.get_mut(key) else { return true };
+        let memory = message.payload.segments();
+        if !memory.is_on_device() {
+            return true;
+        }
+        let caps = iface.caps(message.peer);
+        let how = select::announce(iface, &caps, message.peer, (memory.len(), &memory));
+        let by_lane = !eager && matches!(how, Announce::RemoteBuffers(_));
+        by_lane || message.payload.bring_to_host(&mut core.sends.copied)
     }
 
     /// Announces a message (RTS). If it is sent unsolicited, its first bytes go with the announcement.
@@ -365,10 +383,15 @@ impl<I: Iface> Engine<I> {
         else {
             return Some(0);
         };
-        let (peer, envelope, segments) =
-            (message.peer, message.envelope, message.payload.segments());
+        let (peer, envelope, len) = (message.peer, message.envelope, message.payload.len());
         let (delivery, transmitted) = (*delivery, *transmitted);
-        let eager = select::is_eager(&self.iface, &self.core.limits, peer, segments.len());
+        let eager = select::is_eager(&self.iface, &self.core.limits, peer, len);
+        if !self.make_readable(key, eager) {
+            let error = (libc::EIO, Cause::SenderUnreadable);
+            self.core.sends.finish(key, Some(error), host);
+            return Some(0);
+        }
+        let segments = self.core.sends.pending.get(key)?.message.payload.segments();
         let tracked = eager && !delivery && transmitted && self.iface.track(peer);
         let ack = delivery.then_some(key.to_wire());
         let sent = match eager {

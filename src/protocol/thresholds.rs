@@ -146,7 +146,7 @@ impl<I: Iface> Engine<I> {
             Announce::Ranges | Announce::Bare => {}
         }
         let readable = announced == Announce::Ranges;
-        match select::fetch(iface, caps, peer, what, readable) {
+        match select::fetch(iface, caps, peer, what, (readable, None)) {
             Fetch::Read if iface.share_min(peer).is_some_and(|min| len >= min) => How::Shared,
             Fetch::Read => How::Read,
             Fetch::RemoteBuffers(_) | Fetch::Later => How::Windows,

@@ -14,6 +14,10 @@ use std::sync::OnceLock;
 pub(crate) struct Failure(pub(crate) i32);
 
 const NOT_READY: i32 = 600;
+/// CU_POINTER_ATTRIBUTE_SYNC_MEMOPS.
+const SYNC_MEMOPS: c_int = 6;
+/// Devices of a process at most.
+const DEVICES_MAX: c_int = 64;
 /// CU_STREAM_NON_BLOCKING: the application's default stream neither waits for ours nor delays it.
 const NON_BLOCKING: c_uint = 1;
 /// CU_EVENT_DISABLE_TIMING.
@@ -61,6 +65,9 @@ functions! {
     event_create c"cuEventCreate" (*mut Handle, c_uint);
     event_record c"cuEventRecord" (Handle, Handle);
     event_query c"cuEventQuery" (Handle);
+    stream_wait c"cuStreamWaitEvent" (Handle, Handle, c_uint);
+    stream_query c"cuStreamQuery" (Handle);
+    set_attribute c"cuPointerSetAttribute" (*const c_void, c_int, u64);
     copy c"cuMemcpyAsync" (u64, u64, usize, Handle);
     capture_mode c"cuThreadExchangeStreamCaptureMode" (*mut c_uint);
     ipc_get c"cuIpcGetMemHandle" (*mut IpcHandle, u64);
@@ -93,8 +100,8 @@ pub(crate) struct Import {
     start: u64,
 }
 
-/// A context, with the provider's stream and event in it.
-#[derive(Debug)]
+/// A context, with a stream and an event of the provider in it.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Lane {
     context: usize,
     stream: usize,
@@ -150,14 +157,36 @@ impl Cuda {
         if of.context != 0 {
             return of.context;
         }
+        self.primary(of.ordinal).unwrap_or(0)
+    }
+
+    /// The primary context of a device, if the application has made it active. Failure: there is no such device.
+    fn primary(&self, ordinal: c_int) -> Result<usize, Failure> {
         let (mut flags, mut active, mut context) = (0, 0, std::ptr::null_mut());
         // SAFETY: locals of the right types. The reference to an active context is kept until the process ends.
-        let got = unsafe {
-            (self.0.primary_state)(of.ordinal, &mut flags, &mut active) == 0
-                && active != 0
-                && (self.0.primary_retain)(&mut context, of.ordinal) == 0
-        };
-        if got { context.expose_provenance() } else { 0 }
+        unsafe {
+            done((self.0.primary_state)(ordinal, &mut flags, &mut active))?;
+            if active == 0 {
+                return Ok(0);
+            }
+            done((self.0.primary_retain)(&mut context, ordinal))?;
+        }
+        Ok(context.expose_provenance())
+    }
+
+    /// The primary context of the first device that has an active one.
+    pub(crate) fn any_context(&self) -> Option<usize> {
+        let all = (0..DEVICES_MAX).map_while(|ordinal| self.primary(ordinal).ok());
+        all.into_iter().find(|context| *context != 0)
+    }
+
+    /// Sets SYNC_MEMOPS on an allocation. A driver that does not know this for such memory leaves it.
+    pub(crate) fn synchronize(&self, of: &Allocation) {
+        let one: c_uint = 1;
+        let _ = self.within(self.context_of(of), || {
+            // SAFETY: the value of that attribute is a local of 4 bytes.
+            done(unsafe { (self.0.set_attribute)((&raw const one).cast(), SYNC_MEMOPS, of.start) })
+        });
     }
 
     /// The handle by which other processes open the allocation. Memory of a pool, or made with cuMemCreate, has none.
@@ -170,9 +199,9 @@ impl Cuda {
         Ok(handle)
     }
 
-    /// Opens an allocation of another process, in the context of a lane.
-    pub(crate) fn import(&self, lane: &Lane, handle: &IpcHandle) -> Result<Import, Failure> {
-        let (context, mut start) = (lane.context, 0);
+    /// Opens an allocation of another process in a context.
+    pub(crate) fn import(&self, context: usize, handle: &IpcHandle) -> Result<Import, Failure> {
+        let mut start = 0;
         self.within(context, || {
             // SAFETY: a local; the driver checks the handle.
             done(unsafe { (self.0.ipc_open)(&mut start, *handle, PEER_ACCESS) })
@@ -200,11 +229,13 @@ impl Cuda {
         // SAFETY: a context of the application; failures are reported for one that is gone.
         done(unsafe { (self.0.push)(handle(context)) })?;
         // SAFETY: a local.
-        unsafe { (self.0.capture_mode)(&mut mode) };
+        let relaxed = unsafe { (self.0.capture_mode)(&mut mode) } == 0;
         let outcome = then();
         // SAFETY: locals; the thread's own mode, and the context that was pushed.
         unsafe {
-            (self.0.capture_mode)(&mut mode);
+            if relaxed {
+                (self.0.capture_mode)(&mut mode);
+            }
             (self.0.pop)(&mut popped);
         }
         outcome
@@ -221,11 +252,6 @@ impl Cuda {
         })?;
         let (stream, event) = (stream.expose_provenance(), event.expose_provenance());
         Ok(Lane { context, stream, event })
-    }
-
-    /// Another stream and event in the context of a lane.
-    pub(crate) fn lane_beside(&self, lane: &Lane) -> Result<Lane, Failure> {
-        self.lane(lane.context)
     }
 
     /// Begins a copy, of which [`Self::is_done`] tells the end.
@@ -248,12 +274,30 @@ impl Cuda {
         })
     }
 
+    /// What is started on the lane from now on begins when all that was started on `before` has ended.
+    pub(crate) fn follow(&self, lane: &Lane, before: &Lane) -> Result<(), Failure> {
+        self.within(lane.context, || {
+            // SAFETY: a stream and an event of this provider.
+            done(unsafe { (self.0.stream_wait)(handle(lane.stream), handle(before.event), 0) })
+        })
+    }
+
     /// Whether all that was started on the lane has ended.
     pub(crate) fn is_done(&self, lane: &Lane) -> Result<bool, Failure> {
+        // SAFETY: the lane's event.
+        self.ready(lane, || unsafe { (self.0.event_query)(handle(lane.event)) })
+    }
+
+    /// The same of copies that [`Self::start`] has begun and then failed for.
+    pub(crate) fn is_idle(&self, lane: &Lane) -> Result<bool, Failure> {
+        // SAFETY: the lane's stream.
+        self.ready(lane, || unsafe { (self.0.stream_query)(handle(lane.stream)) })
+    }
+
+    fn ready(&self, lane: &Lane, ask: impl FnOnce() -> c_int) -> Result<bool, Failure> {
         let mut result = 0;
         self.within(lane.context, || {
-            // SAFETY: the lane's event.
-            result = unsafe { (self.0.event_query)(handle(lane.event)) };
+            result = ask();
             Ok(())
         })?;
         if result == NOT_READY { Ok(false) } else { done(result).map(|()| true) }
@@ -272,11 +316,5 @@ impl Import {
     /// Where it begins in this process.
     pub(crate) fn start(&self) -> u64 {
         self.start
-    }
-}
-
-impl Lane {
-    pub(crate) fn is_of(&self, context: usize) -> bool {
-        self.context == context
     }
 }

@@ -3,6 +3,9 @@
  * storm ROUNDS: two processes send each other messages between allocations of device memory that come and go, at addresses that
  * are used again at once, and check every byte. It is linked with the double's libcuda.so.1.
  *
+ * The program sets no SYNC_MEMOPS. Allocations that were sent from before, in which udrv has set it, are filled by copies
+ * from device memory, whose calls return early otherwise.
+ *
  * storm ROUNDS death: after that one of them is killed while the other reads its memory, and the other closes and frees.
  */
 #include "common.h"
@@ -16,14 +19,15 @@
 
 typedef uint64_t ptr;
 extern int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
-extern int cuMemAlloc_v2(ptr *, size_t), cuMemFree_v2(ptr), cuPointerSetAttribute(const void *, int, ptr);
+extern int cuMemAlloc_v2(ptr *, size_t), cuMemFree_v2(ptr), cuMemcpyDtoD_v2(ptr, ptr, size_t);
 extern int cuMemcpyHtoD_v2(ptr, const void *, size_t), cuMemcpyDtoH_v2(void *, ptr, size_t);
 
-enum { LEAST = 128 << 10, MOST = 512 << 10, SLOTS = 6, AHEAD = 2, SYNC_MEMOPS = 6 };
+enum { LEAST = 128 << 10, MOST = 512 << 10, SLOTS = 6, AHEAD = 2 };
 
 struct slot {
 	ptr at;
 	size_t len;
+	bool was_sent;
 };
 
 static int rounds;
@@ -33,17 +37,18 @@ static int *survivors;
 /* A new allocation in a slot, half of the time. */
 static ptr refresh(struct slot *slot, uint64_t *random)
 {
-	int on = 1;
-
 	if (slot->at && next_random(random) % 2)
 		return slot->at;
 	if (slot->at)
 		SAME(cuMemFree_v2(slot->at), 0);
 	slot->len = LEAST + next_random(random) % (MOST - LEAST);
 	SAME(cuMemAlloc_v2(&slot->at, slot->len), 0);
-	SAME(cuPointerSetAttribute(&on, SYNC_MEMOPS, slot->at), 0);
+	slot->was_sent = false;
 	return slot->at;
 }
+
+/* LEAST bytes of device memory. */
+static ptr scratch;
 
 static void exchange(struct side *side, int round, struct slot *from, struct slot *to, uint8_t *host, uint64_t *random)
 {
@@ -63,8 +68,17 @@ static void exchange(struct side *side, int round, struct slot *from, struct slo
 		/* What the other side has room for. */
 		len[n] = LEAST - skip;
 		fill(host, len[n], (uint32_t)(round * AHEAD + n) * 2 + (uint32_t)side->rank);
-		SAME(cuMemcpyHtoD_v2(source->at + skip, host, len[n]), 0);
-		POST(side, fi_tsend(side->ep, (void *)(source->at + skip), len[n], NULL, side->peer, n, &contexts[AHEAD + n]));
+		if (source->was_sent) {
+			SAME(cuMemcpyHtoD_v2(scratch, host, len[n]), 0);
+			SAME(cuMemcpyDtoD_v2(source->at + skip, scratch, len[n]), 0);
+		} else {
+			SAME(cuMemcpyHtoD_v2(source->at + skip, host, len[n]), 0);
+		}
+		source->was_sent = true;
+		/* Behind an element that is empty, half of the time. */
+		struct iovec parts[] = {{NULL, 0}, {(void *)(source->at + skip), len[n]}};
+		int empty = (int)(next_random(random) % 2);
+		POST(side, fi_tsendv(side->ep, parts + !empty, NULL, 1 + empty, side->peer, n, &contexts[AHEAD + n]));
 	}
 	for (n = 0; n < AHEAD; n++) {
 		struct fi_cq_tagged_entry got = completion(side->rx);
@@ -123,6 +137,7 @@ static void allocate_and_exchange(struct side *side)
 	SAME(cuInit(0), 0);
 	SAME(cuDevicePrimaryCtxRetain(&context, 0), 0);
 	SAME(cuCtxSetCurrent(context), 0);
+	SAME(cuMemAlloc_v2(&scratch, LEAST), 0);
 	side_begin(side, &setup);
 	for (n = 0; n < rounds; n++)
 		exchange(side, n, from, to, host, &random);
@@ -134,6 +149,7 @@ static void allocate_and_exchange(struct side *side)
 		SAME(cuMemFree_v2(from[n].at), 0);
 		SAME(cuMemFree_v2(to[n].at), 0);
 	}
+	SAME(cuMemFree_v2(scratch), 0);
 	free(host);
 }
 

@@ -11,6 +11,7 @@ mod enable;
 mod entries;
 mod handle;
 mod host;
+mod kept;
 mod msg;
 mod none;
 mod options;

@@ -1,5 +1,6 @@
 //! `struct fi_ops_rma`.
 
+use super::kept::Kept;
 use super::state::{Endpoint, EndpointFid, endpoint};
 use super::transfer::{Flags, Starter, buffer, persist, result, trigger, vector};
 use crate::memory::keys::Right;
@@ -174,10 +175,9 @@ impl Accessing {
 
     /// Injected data is copied now: the application may reuse its buffer while the operation waits.
     pub(super) fn starter(self) -> impl Starter {
-        let kept = self.inject.then(|| OwnedBuffer::copy_of(&self.local));
+        let kept = Kept::of(self.local, self.inject);
         move |ep: &Endpoint, guard: &Guard<'_>, account| {
-            let local = kept.as_ref().map_or(self.local, OwnedBuffer::segments);
-            Self { local, ..self }.start(ep, guard, account)
+            Self { local: kept.memory()?, ..self }.start(ep, guard, account)
         }
     }
 

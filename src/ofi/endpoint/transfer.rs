@@ -1,5 +1,6 @@
 //! The data calls: they check arguments, translate flags, and call the protocol engine.
 
+use super::kept::Kept;
 use super::state::{Endpoint, EndpointFid, EndpointState, endpoint};
 use crate::memory::{Buffers, OwnedBuffer, Segment, SegmentList};
 use crate::ofi::av::NO_SUCH_ADDRESS;
@@ -383,10 +384,9 @@ impl Sending {
 
     /// Injected data is copied now: the application may reuse its buffer while the operation waits.
     pub(super) fn starter(self) -> impl Starter {
-        let kept = self.inject.then(|| OwnedBuffer::copy_of(&self.payload));
+        let kept = Kept::of(self.payload, self.inject);
         move |ep: &Endpoint, guard: &Guard<'_>, account| {
-            let payload = kept.as_ref().map_or(self.payload, OwnedBuffer::segments);
-            Self { payload, ..self }.start(ep, guard, account)
+            Self { payload: kept.memory()?, ..self }.start(ep, guard, account)
         }
     }
 

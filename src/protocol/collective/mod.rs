@@ -122,9 +122,14 @@ impl Core {
                             break;
                         };
                         n += 1;
-                        op.output.copy_in(0, op.work.get(op.plan.output.clone()).unwrap_or(&[]));
+                        let result = op.work.get(op.plan.output.clone()).unwrap_or(&[]);
+                        let copied = op.output.copy_in(0, result);
+                        let error = (libc::EIO, Cause::BufferUnwritable);
                         match op.what {
                             What::Join => host.joined(id, Ok(())),
+                            _ if copied < result.len().min(op.output.len()) => {
+                                host.fail(&Failure::new(completion(&op), error));
+                            }
                             _ => host.complete(&completion(&op)),
                         }
                     }
@@ -251,7 +256,10 @@ impl<I: Iface> Engine<I> {
         work.try_reserve_exact(plan.len).map_err(|_| OpError::Error(libc::ENOMEM))?;
         work.resize(plan.len, 0);
         if let Some(to) = work.get_mut(plan.input.clone()) {
-            op.input.copy_out(0, to);
+            // A list that is shorter leaves zeros; a device that fails, fewer bytes than the list has.
+            if op.input.copy_out(0, to) < to.len().min(op.input.len()) {
+                return Err(OpError::Error(libc::EIO));
+            }
         }
         let account = (op.context, op.report);
         self.begin_collective(op.group, op.what, plan, work, op.reduction, op.output, account);

@@ -6,9 +6,9 @@ use super::packet::{Prefix, REMOTE_LEN, RmaPacket};
 use super::ranges::{MAX_RANGES, RemoteRanges, RmaOp};
 use super::requests::{Place, Request};
 use super::state::{Answer, Op, Rma, State, status_of};
-use crate::memory::SegmentList;
 use crate::memory::atomic::{Form, MAX_BYTES, Operation};
-use crate::memory::keys::Right;
+use crate::memory::keys::{Denied, Right};
+use crate::memory::{OwnedBuffer, SegmentList};
 use crate::protocol::index_list::Key;
 use crate::protocol::message::Payload;
 use crate::protocol::packet::Ranges;
@@ -259,7 +259,11 @@ impl Core {
             let old = kept.bytes_mut().get_mut(done..).unwrap_or(&mut []);
             let operand = operand.get(done..).unwrap_or(&[]);
             let compare = compare.get(done..).unwrap_or(&[]);
-            operation.apply(&memory, operand, compare, old);
+            let apply = |memory: &SegmentList| operation.apply(memory, operand, compare, old);
+            if !on_host(&memory, apply) {
+                self.answer_with(request, Answer::Done(status_of(Denied::Device)));
+                return Some(());
+            }
             done += memory.len().max(1);
         }
         let answer = if fetches {
@@ -287,8 +291,21 @@ impl Core {
         if !waits || payload.len() != result.len() {
             return None;
         }
-        result.copy_in(0, payload);
-        self.end_access(key, None, host);
+        let failed = result.copy_in(0, payload) < payload.len();
+        let error = failed.then_some((libc::EIO, Cause::BufferUnwritable));
+        self.end_access(key, error, host);
         Some(())
     }
+}
+
+/// Calls `change` with the memory, or with a copy of device memory that is then written back. False: the device failed.
+fn on_host(memory: &SegmentList, change: impl FnOnce(&SegmentList)) -> bool {
+    if !memory.is_on_device() {
+        change(memory);
+        return true;
+    }
+    let Some(copy) = OwnedBuffer::try_copy_of(memory) else { return false };
+    let copy = copy.segments();
+    change(&copy);
+    copy.copy_to(0, memory, 0, copy.len()) == copy.len()
 }

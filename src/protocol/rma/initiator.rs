@@ -483,8 +483,11 @@ impl Core {
             self.end_access(key, Some((libc::EFAULT, Cause::BufferUnwritable)), host);
             return Some(());
         }
-        *received += op.local.segments().copy_in(*received, payload);
-        if *received == len {
+        let placed = op.local.segments().copy_in(*received, payload);
+        *received += placed;
+        if placed < payload.len() {
+            self.end_access(key, Some((libc::EIO, Cause::BufferUnwritable)), host);
+        } else if *received == len {
             self.end_access(key, None, host);
         }
         Some(())

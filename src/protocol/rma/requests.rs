@@ -140,6 +140,9 @@ impl Place {
             let at = offset + (bytes.len() - rest.len()) as u64;
             let piece = self.piece(at, rest.len(), host)?;
             let n = piece.memory.copy_in(0, rest);
+            if n < piece.memory.len() {
+                return Err(Denied::Device);
+            }
             rest = rest.get(n.max(1)..).unwrap_or(&[]);
         }
         Ok(())

@@ -248,6 +248,7 @@ pub(super) fn status_of(denied: Denied) -> u32 {
     match denied {
         Denied::Key => libc::EKEYREJECTED as u32,
         Denied::Access => libc::EACCES as u32,
+        Denied::Device => libc::EIO as u32,
     }
 }
 

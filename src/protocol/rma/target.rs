@@ -6,9 +6,9 @@ use super::packet::RmaPacket;
 use super::ranges::{MAX_RANGES, RemoteAccess, RemoteRanges};
 use super::requests::{Place, Read, Request, Write};
 use super::state::{Answer, BATCH, FLUSH_AFTER, PULL_WINDOW, READ_WINDOW, status_of};
-use crate::memory::keys::{Denied, Right};
+use crate::memory::keys::{Denied, Granted, Right};
 use crate::protocol::Host;
-use crate::protocol::message::is_refusal;
+use crate::protocol::message::{Payload, is_refusal};
 use crate::protocol::state::{Core, Engine};
 use crate::sys::Errno;
 use crate::transport::{Caps, Iface, Mode, PeerId, SendError, piece_of};
@@ -403,8 +403,8 @@ impl<I: Iface> Engine<I> {
         let inbound = self.core.rma.inbound.get_mut(&peer)?;
         let read = inbound.reads.front_mut().filter(|read| !read.puts)?;
         let most = piece_of(read.request.ranges.total() as usize, caps.fragment_max);
-        let piece = match read.place.piece(read.done, most, host) {
-            Ok(piece) => piece.memory,
+        let piece = match read.place.piece(read.done, most, host).and_then(on_host) {
+            Ok(piece) => piece,
             Err(denied) => {
                 self.core.end_read(peer, Some(status_of(denied)), host);
                 return Some(Step::Done);
@@ -519,6 +519,12 @@ impl<I: Iface> Engine<I> {
         };
         (self.iface.send(peer, Mode::Short, header, count * size_of::<u64>(), pack), count)
     }
+}
+
+/// What packets can be filled from.
+fn on_host(piece: Granted) -> Result<Payload, Denied> {
+    let mut bytes = Payload::Lent(piece.memory);
+    if bytes.bring_to_host(&mut 0) { Ok(bytes) } else { Err(Denied::Device) }
 }
 
 fn status_of_errno(errno: Errno) -> u32 {

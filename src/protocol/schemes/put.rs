@@ -26,6 +26,8 @@ const LOSSES_MAX: u8 = 3;
 /// device, other work waits for each chunk, and the kernel gives work of over 2 ms to its own threads.
 const PAGE: usize = 4096;
 const SHARE_MAX: usize = 128 * 1024;
+/// Most bytes of one read to memory of the host: a device may take the processor's time for that.
+const STEP: usize = 1 << 20;
 /// In one progress pass no further chunk is read after this many bytes.
 pub(in crate::protocol) const READ_BATCH: usize = 512 * 1024;
 /// The remote key of a message is void.
@@ -225,6 +227,7 @@ impl Receiver {
         let most = match self.offer {
             None if by.reads => return Err(STALE),
             Some(_) if !by.reads => share(message.want, by.receive_max.min(SHARE_MAX)),
+            Some(_) if !message.target.segments.is_on_device() => by.receive_max.min(STEP),
             _ => by.receive_max,
         };
         while self.out < AHEAD && self.next < message.want {

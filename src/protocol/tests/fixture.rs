@@ -325,8 +325,18 @@ impl World {
 
     /// Registers `memory` at `at` under `key`, with offsets from 0.
     pub(super) fn register(&mut self, at: Slot, key: u64, memory: &mut Memory, rights: &[Right]) {
+        self.register_list(at, key, memory.list(), rights);
+    }
+
+    pub(super) fn register_list(
+        &mut self,
+        at: Slot,
+        key: u64,
+        memory: SegmentList,
+        rights: &[Right],
+    ) {
         let region = Region {
-            memory: memory.list(),
+            memory,
             base: 0,
             remote_read: rights.contains(&Right::Read),
             remote_write: rights.contains(&Right::Write),

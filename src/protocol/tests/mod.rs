@@ -9,6 +9,7 @@ mod atomic;
 mod collectives;
 mod contexts;
 mod departures;
+mod device_failures;
 mod eager;
 mod fixture;
 mod hostile;

@@ -1,13 +1,13 @@
 //! GET rendezvous: messages that their senders advertise for reading, so that both sides move them.
 
-use super::fixture::{Memory, World, receive_op, send_op};
+use super::fixture::{Memory, World, lend, receive_op, send_op};
 use super::sim_window;
 use super::sim_window::Glazing;
 use super::windows::{Begun, LEN, WINDOW, glazing, world};
-use crate::protocol::SendOp;
 use crate::protocol::arrivals::Receiver;
 use crate::protocol::packet::{Envelope, Packet, Ranges};
 use crate::protocol::schemes::put::GET_OF_A_MESSAGE;
+use crate::protocol::{ReceiveOp, SendOp};
 use crate::transport::{Departure, PeerId, Prepared};
 
 fn offering() -> Glazing {
@@ -219,5 +219,29 @@ fn hostile_offers_and_reports_change_nothing() {
         world.settle();
         assert_eq!(world.receive_failed(1).completion.len, 0);
         assert!(to.0.iter().all(|byte| *byte == 0));
+    }
+}
+
+/// A lane that only reads, and takes device memory: CUDA IPC. The message is in device memory; its receive is in memory of
+/// the host, in one range or (`cut`) in two.
+#[test]
+fn a_message_that_is_advertised_from_device_memory_is_read_to_any_memory() {
+    for cut in [false, true] {
+        let reading = Glazing { max: usize::MAX, reads: true, ..offering() };
+        let mut world = world(reading, 2);
+        let peer = world.peer(0, 1);
+        let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+        let segments = lend(&mut to.0, if cut { &[LEN / 3] } else { &[] });
+        world.receive(1, &ReceiveOp { segments, ..receive_op(&mut to, 2) }).unwrap();
+        let plain = send_op(peer, &mut from, 1);
+        world.send(0, &SendOp { payload: plain.payload.as_device(1), ..plain }).unwrap();
+        world.progress(1);
+        assert_eq!(world.on_wire(1, 0), [], "nothing is asked for");
+        world.settle();
+        assert_eq!(world.received(1).len, LEN);
+        assert!(to.0 == from.0);
+        assert_eq!(moved(&mut world), (0, 0, LEN as u64));
+        assert_eq!(world.sends(0).len(), 1);
+        world.assert_empty();
     }
 }

@@ -828,8 +828,18 @@ impl SimIface {
                 Step::Placed(header, bytes, target) => match target {
                     Some(target) => {
                         let kept = &bytes[..bytes.len().min(target.len())];
-                        assert_eq!(target.copy_in(0, kept), kept.len());
-                        handler.on_placed(peer, &header, bytes.len());
+                        if target.copy_in(0, kept) == kept.len() {
+                            handler.on_placed(peer, &header, bytes.len());
+                            continue;
+                        }
+                        // A device that fails.
+                        let mut net = self.net.borrow_mut();
+                        if let Some(link) = net.current(self.me, slot) {
+                            let side = net.links[link].reads(self.me);
+                            net.links[link].flows[side].end_at_reader();
+                        }
+                        drop(net);
+                        handler.on_stream_lost(peer, StreamEnd::Incoming);
                     }
                     None => handler.on_message(peer, &header, &bytes),
                 },

@@ -101,6 +101,13 @@ impl Flow {
         self.frames.retain(|frame| frame.number > number);
     }
 
+    /// The reader closes its end.
+    pub(super) fn end_at_reader(&mut self) {
+        self.frames.clear();
+        self.way = Way::default();
+        (self.broken, self.told) = (true, true);
+    }
+
     /// The next event at the reader. The stream breaks `breaks` times in 1000.
     pub(super) fn step(&mut self, rng: &mut Rng, breaks: u64) -> Option<Step> {
         if self.open && !self.broken && rng.next() % 1000 < breaks {

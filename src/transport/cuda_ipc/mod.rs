@@ -20,7 +20,7 @@ use super::{
     Streaming, Transport,
 };
 use crate::memory::SegmentList;
-use crate::memory::mover::Reading;
+use crate::memory::mover::{self, Transfer};
 use crate::sys::cuda::Cuda;
 use crate::sys::{Errno, process};
 use crate::telemetry::log;
@@ -58,7 +58,7 @@ struct Peer {
 struct Read {
     peer: PeerId,
     token: u64,
-    reading: Reading,
+    transfer: Transfer,
 }
 
 /// The transport.
@@ -72,6 +72,9 @@ pub(crate) struct CudaIpc {
     peers: Vec<Peer>,
     /// In the order of their start.
     reads: VecDeque<Read>,
+    /// A read waits for one of another endpoint: as many allocations are open as may. Nobody wakes a thread that sleeps
+    /// meanwhile.
+    starved: bool,
 }
 
 impl CudaIpc {
@@ -82,7 +85,10 @@ impl CudaIpc {
     /// What a `get` that cannot be answers.
     fn refuse(&mut self, peer: PeerId, pid: i32, refusal: Refusal) -> SendError {
         match refusal {
-            Refusal::Full => return SendError::Again,
+            Refusal::Full => {
+                self.starved = true;
+                return SendError::Again;
+            }
             // The sender's record was replaced meanwhile, which says nothing of the next one.
             Refusal::Record(Errno(libc::ESTALE)) => return unreachable(libc::ESTALE),
             Refusal::Record(errno) => log::limited!(
@@ -153,7 +159,7 @@ impl OneSided for CudaIpc {
         memory: &SegmentList,
         purpose: Purpose,
     ) -> Registered {
-        let Some((_, addr)) = memory.device().filter(|_| purpose == Purpose::Send) else {
+        let Some((Some(_), addr)) = memory.range().filter(|_| purpose == Purpose::Send) else {
             return Registered::No;
         };
         match published::publish(addr as u64) {
@@ -183,7 +189,9 @@ impl OneSided for CudaIpc {
         let [Some(place), Some(tag), Some(at)] = words else {
             return Err(unreachable(libc::EINVAL));
         };
-        let site = local.site().ok_or(unreachable(libc::EFAULT))?;
+        let (site, _) = local.range().ok_or(unreachable(libc::EINVAL))?;
+        // The receiving side copies to memory of the host.
+        let site = site.or_else(mover::any_site).ok_or(unreachable(libc::ENXIO))?;
         let place = Place(place);
         let pid = place.pid();
         if self.peer(peer).is_none() {
@@ -204,14 +212,14 @@ impl OneSided for CudaIpc {
         }
         let opened = imports::of_process().get((place, tag), site, self.open_max);
         let begun = opened.and_then(|import| {
-            let begun = local.begin_reading(import, at.saturating_add(from.offset));
+            let begun = local.begin_transfer(import, at.saturating_add(from.offset));
             begun.map_err(Refusal::Driver)
         });
-        let reading = begun.map_err(|refusal| self.refuse(peer, pid, refusal))?;
+        let transfer = begun.map_err(|refusal| self.refuse(peer, pid, refusal))?;
         if let Some(peer) = self.peers.iter_mut().find(|other| other.id == peer) {
             (peer.pid, peer.refusals) = (pid, 0);
         }
-        self.reads.push_back(Read { peer, token, reading });
+        self.reads.push_back(Read { peer, token, transfer });
         Ok(Access::Begun)
     }
 }
@@ -231,6 +239,7 @@ impl Transport for CudaIpc {
             open_max: config.cuda_ipc.open_max,
             peers: Vec::new(),
             reads: VecDeque::new(),
+            starved: false,
         }))
     }
 
@@ -243,9 +252,10 @@ impl Transport for CudaIpc {
 
     fn turn(&mut self, _: &mut PeerTable, handler: &mut impl Handler) -> usize {
         let mut n = 0;
+        self.starved = false;
         while let Some(read) = self.reads.front() {
             let peer = read.peer;
-            match read.reading.has_ended() {
+            match read.transfer.has_ended() {
                 Ok(true) => {
                     let token = read.token;
                     self.reads.pop_front();
@@ -273,7 +283,7 @@ impl Transport for CudaIpc {
     }
 
     fn sleep(&mut self) -> bool {
-        self.reads.is_empty()
+        self.reads.is_empty() && !self.starved
     }
 }
 
@@ -290,7 +300,7 @@ mod tests {
         let (me, host) = (PeerId(0), LocalHost::detect());
         let (peers, reads) = (Vec::new(), VecDeque::new());
         let owner = process::pid();
-        let mut ipc = CudaIpc { owner, me, host, open_max: 4, peers, reads };
+        let mut ipc = CudaIpc { owner, me, host, open_max: 4, peers, reads, starved: false };
         let at = |text: &str| Address::from_text(text).unwrap();
         for (peer, address) in [
             (me, "127.0.0.1:1"),
@@ -315,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_the_host_is_neither_advertised_nor_filled() {
+    fn memory_of_the_host_is_not_advertised() {
         let (mut ipc, host) = (with_peers(), OwnedBuffer::zeroed(8));
         let device = host.segments().as_device(1);
         assert_eq!(ipc.register(PEER, LANE, &host.segments(), Purpose::Send), Registered::No);
@@ -327,7 +337,8 @@ mod tests {
         let get = |ipc: &mut CudaIpc, local: &SegmentList, key| {
             ipc.get(PEER, local, &Remote { key, offset: 0 }, 7)
         };
-        assert_eq!(get(&mut ipc, &host.segments(), key), Err(unreachable(libc::EFAULT)));
+        // This process has no context to fill it from.
+        assert_eq!(get(&mut ipc, &host.segments(), key), Err(unreachable(libc::ENXIO)));
         assert_eq!(get(&mut ipc, &device, RemoteKey::new(KEY)), Err(unreachable(libc::EINVAL)));
     }
 

@@ -4,10 +4,11 @@ mod entries;
 
 pub(super) use entries::OPS;
 
+use super::kept::Kept;
 use super::state::{Endpoint, EndpointFid, endpoint};
 use super::transfer::{Flags, Starter, persist, result, trigger, vector};
 use crate::memory::atomic::{Form, MAX_BYTES, Operation};
-use crate::memory::{MAX_SEGMENTS, OwnedBuffer, SegmentList};
+use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::ofi::lock::Guard;
 use crate::ofi::trigger::{Account, Kind};
 use crate::protocol::{
@@ -273,6 +274,11 @@ impl Changing {
     }
 
     fn start(&self, ep: &Endpoint, guard: &Guard<'_>, account: Account) -> Result<(), OpError> {
+        if self.operand.is_on_device() || self.compare.is_on_device() {
+            let [operand, compare] = [self.operand, self.compare].map(|list| Kept::of(list, true));
+            let (operand, compare) = (operand.memory()?, compare.memory()?);
+            return Self { operand, compare, inject: true, ..*self }.start(ep, guard, account);
+        }
         let op = AtomicOp {
             peer: ep.peer(self.peer, guard)?,
             operation: self.operation,
@@ -294,13 +300,10 @@ impl Changing {
 
     /// Injected data is copied now: the application may reuse its buffers while the operation waits.
     pub(super) fn starter(self) -> impl Starter {
-        let keep = |list| self.inject.then(|| OwnedBuffer::copy_of(list));
-        let (operand, compare) = (keep(&self.operand), keep(&self.compare));
+        let keep = |list| Kept::of(list, self.inject);
+        let (operand, compare) = (keep(self.operand), keep(self.compare));
         move |ep: &Endpoint, guard: &Guard<'_>, account| {
-            let own = |kept: &Option<OwnedBuffer>, list| {
-                kept.as_ref().map_or(list, OwnedBuffer::segments)
-            };
-            let (operand, compare) = (own(&operand, self.operand), own(&compare, self.compare));
+            let (operand, compare) = (operand.memory()?, compare.memory()?);
             Self { operand, compare, ..self }.start(ep, guard, account)
         }
     }

@@ -1,0 +1,160 @@
+//! A device fails while it copies: every operation ends on both sides, with an error wherever bytes are wrong.
+
+use super::fixture::{LIMITS, Memory, World, lend, receive_op, rma_op, send_op};
+use super::sim::Weather;
+use crate::memory::keys::Right::{Read, Write};
+use crate::memory::mover::tests as mover;
+use crate::protocol::{Cause, Direction, Limits, ReceiveOp, RmaOp, SendOp};
+
+const KEY: u64 = 42;
+/// The first eager, the others announced: in fewer packets than one, and in several.
+const LENS: [usize; 3] = [200, 1500, 20_000];
+
+fn weathers() -> [Weather; 3] {
+    let fair = Weather::fair();
+    // Fragments that the receiver asks for; unsolicited data; a stream.
+    [
+        Weather { push_max: 0, ..fair.clone() },
+        Weather { push_max: 1 << 20, ..fair.clone() },
+        Weather { push_max: 1 << 20, stream_max: 5000, ..fair },
+    ]
+}
+
+/// Lets the copies of a story fail, each once, until it has none left. `story`: copies that fail make it return true.
+fn each_copy_fails(mut story: impl FnMut(&mut World, usize) -> bool) {
+    for weather in weathers() {
+        for len in LENS {
+            let mut failures = 0;
+            for nth in 0.. {
+                assert!(nth < 200, "the story has no end");
+                mover::fail(nth);
+                let mut world = World::new(2, weather.clone(), LIMITS);
+                let failed = story(&mut world, len);
+                if mover::still_fails() {
+                    assert!(!failed, "nothing has failed");
+                    break;
+                }
+                failures += usize::from(failed);
+                world.assert_empty();
+            }
+            // A stream breaks, and the bytes come once more.
+            let recovers = weather.stream_max > 0 && len > LIMITS.eager_max;
+            assert!(failures > 0 || recovers, "{len} bytes: no failure was reported");
+        }
+    }
+}
+
+/// What the receiver reports, and whether the bytes are right.
+fn received(world: &mut World, right: bool) -> bool {
+    match world.reports(1, Direction::Receive)[..] {
+        [Ok(_)] => {
+            assert!(right, "wrong bytes");
+            false
+        }
+        [Err(failure)] => {
+            assert_eq!((failure.error, failure.cause), (libc::EIO, Cause::BufferUnwritable));
+            true
+        }
+        ref other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_receive_into_device_memory_ends() {
+    for (delivery, early) in [(false, true), (true, true), (false, false), (true, false)] {
+        each_copy_fails(|world, len| {
+            let peer = world.peer(0, 1);
+            let (mut from, mut to) = (Memory::pattern(0, len), Memory::zeroed(len));
+            let segments = lend(&mut to.0, &[len / 3]).as_device(3);
+            let receive = ReceiveOp { segments, ..receive_op(&mut to, 2) };
+            let send = SendOp { delivery, ..send_op(peer, &mut from, 1) };
+            if early {
+                world.receive(1, &receive).unwrap();
+            }
+            world.send(0, &send).unwrap();
+            world.settle();
+            if !early {
+                world.receive(1, &receive).unwrap();
+                world.settle();
+            }
+            let failed = received(world, to.0 == from.0);
+            match world.sends(0)[..] {
+                [Ok(_)] => assert!(!(failed && delivery), "it was not delivered"),
+                [Err(failure)] => {
+                    assert!(failed, "{failure:?}");
+                    assert_eq!(failure.error, libc::EIO);
+                }
+                ref other => panic!("{other:?}"),
+            }
+            failed
+        });
+    }
+}
+
+#[test]
+fn writes_to_and_reads_from_device_memory_end() {
+    for (right, remote) in [(Write, true), (Read, true), (Read, false)] {
+        each_copy_fails(|world, len| {
+            let peer = world.peer(0, 1);
+            let (mut region, mut local) = (Memory::pattern(1, len), Memory::pattern(2, len));
+            let wanted = if right == Write { local.0.clone() } else { region.0.clone() };
+            let target = lend(&mut region.0, &[]).as_device(u8::from(remote));
+            world.register_list(1, KEY, target, &[Read, Write]);
+            let plain = rma_op(peer, right, &mut local, KEY, 1);
+            let op = RmaOp { local: plain.local.as_device(u8::from(!remote)), ..plain };
+            world.access(0, &op).unwrap();
+            world.settle();
+            world.accesses(1);
+            let direction = if right == Write { Direction::Write } else { Direction::Read };
+            match world.reports(0, direction)[..] {
+                [Ok(_)] => {
+                    assert!(region.0 == wanted && local.0 == wanted, "wrong bytes");
+                    false
+                }
+                [Err(failure)] => {
+                    assert_eq!(failure.error, libc::EIO, "{failure:?}");
+                    true
+                }
+                ref other => panic!("{other:?}"),
+            }
+        });
+    }
+}
+
+/// Behind a fence the message is sent when the fence opens: its bytes are read only then.
+#[test]
+fn a_send_from_device_memory_behind_a_fence_ends() {
+    for eager_max in [0, 1000] {
+        for nth in 0..2 {
+            mover::fail(nth);
+            let limits = Limits { eager_max, ..LIMITS };
+            let mut world = World::new(2, Weather::fair(), limits);
+            let peer = world.peer(0, 1);
+            let len = 1000;
+            let (mut before, mut from) = (Memory::zeroed(5000), Memory::pattern(0, len));
+            let (mut first, mut to) = (Memory::zeroed(5000), Memory::zeroed(len));
+            let delivery = SendOp { delivery: true, ..send_op(peer, &mut before, 1) };
+            world.send(0, &delivery).unwrap();
+            let plain = send_op(peer, &mut from, 2);
+            let fenced = SendOp { payload: plain.payload.as_device(1), fence: true, ..plain };
+            world.send(0, &fenced).unwrap();
+            world.receive(1, &receive_op(&mut first, 3)).unwrap();
+            world.settle();
+            world.received(1);
+            world.receive(1, &receive_op(&mut to, 4)).unwrap();
+            world.settle();
+            let failed = !mover::still_fails();
+            assert_eq!(failed, nth == 0, "it is read once");
+            let sent = world.sends(0);
+            assert!(matches!(sent[..], [Ok(_), last] if last.is_err() == failed), "{sent:?}");
+            if failed {
+                assert!(world.cancel(1, 4));
+                world.reports(1, Direction::Receive);
+            } else {
+                world.received(1);
+                assert!(to.0 == from.0);
+            }
+            world.assert_empty();
+        }
+    }
+}
