@@ -20,6 +20,7 @@
 #![allow(unsafe_code)]
 
 use crate::sys::Errno;
+use crate::sys::cma::{self, Range};
 use crate::sys::cuda::{self, Allocation, Cuda, Failure, IpcHandle, Lane};
 use crate::sys::process::Home;
 use crate::telemetry::log;
@@ -102,13 +103,26 @@ impl Site {
 /// contexts.
 pub(crate) fn site_of(addr: usize, len: usize) -> Result<Option<Site>, Errno> {
     let Some(cuda) = Cuda::get().filter(|_| len > 0) else { return Ok(None) };
-    let Some(found) = cuda.find(addr as u64) else { return Ok(None) };
+    let found = match cuda.find(addr as u64) {
+        Ok(Some(found)) => found,
+        Ok(None) => return Ok(None),
+        Err(failure) => return unknown(addr, failure),
+    };
     let offset = addr as u64 - found.start.min(addr as u64);
     if (found.len as u64).checked_sub(offset).is_none_or(|rest| (len as u64) > rest) {
         return Err(Errno(libc::EINVAL));
     }
     synchronize(cuda, &found);
     site_in(cuda, cuda.context_of(&found)).map(Some)
+}
+
+/// What is done with memory of which the driver tells nothing, because it has failed: the kernel knows what the processor may
+/// touch. Errors: EIO.
+fn unknown(addr: usize, Failure(result): Failure) -> Result<Option<Site>, Errno> {
+    log::limited!(cause: result, "CUDA answers {result} to the question what memory is a device's");
+    let first = Range { addr: addr as u64, len: 1 };
+    // SAFETY: nothing is written.
+    if unsafe { cma::is_accessible(first, false) } { Ok(None) } else { Err(Errno(libc::EIO)) }
 }
 
 /// The site of a context. Errors: EIO, if it cannot be used; ENOSPC for too many contexts.

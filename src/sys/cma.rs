@@ -52,17 +52,6 @@ pub(crate) unsafe fn write(pid: i32, local: &[Range], remote: &[Range]) -> Resul
     check_len(n).map_err(normalise)
 }
 
-/// The `N` words at `addr` of process `pid`. Errors: EPERM, ENOSYS, where attaching is forbidden; ESRCH, EFAULT.
-pub(crate) fn words<const N: usize>(pid: i32, addr: u64) -> Result<[u64; N]> {
-    let (mut words, len) = ([0; N], size_of::<[u64; N]>() as u64);
-    let local = [Range { addr: (&raw mut words).expose_provenance() as u64, len }];
-    // SAFETY: a live local of that length.
-    match unsafe { read(pid, &local, &[Range { addr, len }]) }? {
-        whole if whole as u64 == len => Ok(words),
-        _ => Err(Errno(libc::EFAULT)),
-    }
-}
-
 /// Pages that one system call looks at.
 const PAGES: usize = 256;
 

@@ -13,6 +13,8 @@ use std::sync::OnceLock;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Failure(pub(crate) i32);
 
+const NOT_INITIALIZED: i32 = 3;
+const DEINITIALIZED: i32 = 4;
 const NOT_READY: i32 = 600;
 /// CU_POINTER_ATTRIBUTE_SYNC_MEMOPS.
 const SYNC_MEMOPS: c_int = 6;
@@ -130,7 +132,7 @@ impl Cuda {
 
     /// The allocation of device memory that has the address. `None`: the processor may touch that memory, or nobody has
     /// initialised CUDA in this process.
-    pub(crate) fn find(&self, addr: u64) -> Option<Allocation> {
+    pub(crate) fn find(&self, addr: u64) -> Result<Option<Allocation>, Failure> {
         let mut found = Allocation { context: 0, ordinal: -1, id: 0, start: 0, len: 0 };
         let (mut kind, mut managed): (c_uint, c_uint) = (0, 0);
         // CONTEXT, MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL, BUFFER_ID, RANGE_START_ADDR, RANGE_SIZE: one call, because
@@ -149,7 +151,10 @@ impl Cuda {
         // SAFETY: as many attributes as places, each a local of its attribute's type.
         let result =
             unsafe { (self.0.attributes)(count, which.as_mut_ptr(), places.as_mut_ptr(), addr) };
-        (result == 0 && kind == DEVICE && managed == 0).then_some(found)
+        match result {
+            NOT_INITIALIZED | DEINITIALIZED => Ok(None),
+            _ => done(result).map(|()| (kind == DEVICE && managed == 0).then_some(found)),
+        }
     }
 
     /// The context of an allocation: its own, or the primary one of its device, if that is active. 0: none.

@@ -6,9 +6,12 @@
  * The program sets no SYNC_MEMOPS. Allocations that were sent from before, in which udrv has set it, are filled by copies
  * from device memory, whose calls return early otherwise.
  *
+ * storm ROUNDS filtered: and no process may attach to another one.
+ *
  * storm ROUNDS death: after that one of them is killed while the other reads its memory, and the other closes and frees.
  */
 #include "common.h"
+#include "forbid.h"
 
 #include <rdma/fi_domain.h>
 #include <signal.h>
@@ -31,6 +34,7 @@ struct slot {
 };
 
 static int rounds;
+static enum forbidden forbidden;
 /* How many of both came to the end; null: nobody is killed. */
 static int *survivors;
 
@@ -134,6 +138,7 @@ static void allocate_and_exchange(struct side *side)
 	void *context;
 	int n;
 
+	forbid_here(forbidden);
 	SAME(cuInit(0), 0);
 	SAME(cuDevicePrimaryCtxRetain(&context, 0), 0);
 	SAME(cuCtxSetCurrent(context), 0);
@@ -156,7 +161,9 @@ static void allocate_and_exchange(struct side *side)
 int main(int argc, char **argv)
 {
 	rounds = argc > 1 ? atoi(argv[1]) : 100;
-	if (argc > 2) {
+	if (argc > 2 && !strcmp(argv[2], "filtered"))
+		forbidden = FILTERED;
+	else if (argc > 2) {
 		survivors = mmap(NULL, sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 		CHECK(survivors != MAP_FAILED);
 		return !run_story(allocate_and_exchange, false, 60) && *survivors == 1 ? 0 : 1;

@@ -152,7 +152,7 @@ mod tests {
     }
 
     fn name(pid: u64, tag: u64) -> Name {
-        (Place(pid << 42 | 1), tag)
+        (Place(pid << 32 | 1), tag)
     }
 
     fn open<'a>(

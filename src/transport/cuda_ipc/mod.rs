@@ -93,7 +93,7 @@ impl CudaIpc {
             Refusal::Record(Errno(libc::ESTALE)) => return unreachable(libc::ESTALE),
             Refusal::Record(errno) => log::limited!(
                 cause: errno.0,
-                "device memory of process {pid} is copied through the host: cannot attach to it: {errno}"
+                "device memory of process {pid} is copied through the host: its table of handles cannot be read: {errno}"
             ),
             Refusal::Driver(failure) => log::limited!(
                 cause: failure.0,

@@ -1,32 +1,42 @@
 //! The table in which a process publishes handles of its device memory. A handle does not fit into a remote key, so the key
-//! says where in the owner's memory the record with the handle is, and a peer that does not have the allocation open yet
-//! reads it by cross-memory attach.
+//! says which record of the owner's table has it, and a peer that does not have the allocation open yet reads it there. The
+//! table is shared memory, which peers find by the owner's process id: a process may be forbidden to attach to another one, by
+//! Yama or a container, and may open its memory all the same.
 
+use crate::sys::Errno;
 use crate::sys::cuda::{Allocation, Cuda, Failure, IpcHandle};
 use crate::sys::process::{self, random_u64};
-use crate::sys::{Errno, cma};
+use crate::sys::shared_memory::{self, SharedMemory};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+/// The name of the table among the memory of its process.
+const LABEL: &str = "udrv-cuda";
 /// Allocations that a process publishes at a time. A key whose record was replaced serves those who have it open.
 const RECORDS: usize = 256;
 /// Words of a record: its tag; where the allocation begins at its owner, and its length, bytes; the handle; the tag again.
 const WORDS: usize = 12;
-/// A record's address is a multiple of this.
-const ALIGN: u64 = 128;
-/// The bits of a place that are the address, in units of [`ALIGN`]; the others are the process id, which has 22 bits.
-const ADDRESS_BITS: u32 = 42;
+/// From one record to the next, bytes.
+const STRIDE: usize = 128;
+const LEN: usize = RECORDS * STRIDE;
+/// The bits of a place that are the number of the record; the others are the process id.
+const NUMBER_BITS: u32 = 32;
 
-#[repr(align(128))]
-struct Slot([AtomicU64; WORDS]);
+/// The table of this process, with the descriptor by which peers find it.
+struct Table {
+    memory: SharedMemory,
+    _fd: OwnedFd,
+    /// The record that is replaced next.
+    next: Mutex<usize>,
+}
 
-static SLOTS: [Slot; RECORDS] = [const { Slot([const { AtomicU64::new(0) }; WORDS]) }; RECORDS];
-/// The slot that is replaced next.
-static NEXT: Mutex<usize> = Mutex::new(0);
-
-/// Where a record is: a process of this node, and an address in its memory.
+/// Where a record is: a process of this node, and the number of the record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Place(pub(super) u64);
+
+/// A record of a table.
+struct Slot<'a>(&'a SharedMemory, usize);
 
 /// What a record says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,30 +48,21 @@ pub(super) struct Record {
 }
 
 impl Place {
-    fn of(slot: &Slot) -> Self {
-        let addr = (&raw const slot.0).expose_provenance() as u64;
-        Self(((process::pid() as u64) << ADDRESS_BITS) | (addr / ALIGN))
+    fn of(number: usize) -> Self {
+        Self(((process::pid() as u64) << NUMBER_BITS) | number as u64)
     }
 
     pub(super) fn pid(self) -> i32 {
-        (self.0 >> ADDRESS_BITS) as i32
+        (self.0 >> NUMBER_BITS) as i32
     }
 
-    fn address(self) -> u64 {
-        (self.0 & ((1 << ADDRESS_BITS) - 1)) * ALIGN
-    }
-
-    /// Reads the record. Errors: those of the attach; ESTALE: it is not there any more, or the place is none of a process
-    /// that this one sees by that id.
+    /// Reads the record. Errors: ENOENT, and those of /proc, for a table that cannot be found; ESTALE: the record is not there
+    /// any more.
     pub(super) fn read(self, tag: u64) -> Result<Record, Errno> {
-        let words: [u64; WORDS] = cma::words(self.pid(), self.address())?;
-        let [first, start, len, h0, h1, h2, h3, h4, h5, h6, h7, last] = words;
-        // A record is replaced from one end to the other: both ends say that the middle is the tag's.
-        if first != tag || last != tag {
-            return Err(Errno(libc::ESTALE));
-        }
-        let handle = IpcHandle([h0, h1, h2, h3, h4, h5, h6, h7]);
-        Ok(Record { start, len, handle })
+        let fd = shared_memory::find(self.pid(), LABEL)?;
+        let memory = SharedMemory::attach(&fd, LEN)?;
+        let number = (self.0 & ((1 << NUMBER_BITS) - 1)) as usize;
+        Slot(&memory, number).read(tag).ok_or(Errno(libc::ESTALE))
     }
 }
 
@@ -76,7 +77,7 @@ fn tag_of(id: u64) -> u64 {
 pub(super) fn publish(addr: u64) -> Result<(Place, u64, u64), Failure> {
     const NONE: Failure = Failure(1);
     let cuda = Cuda::get().ok_or(NONE)?;
-    let found = cuda.find(addr).ok_or(NONE)?;
+    let found = cuda.find(addr)?.ok_or(NONE)?;
     let tag = tag_of(found.id);
     let place = publish_as(tag, &found, || cuda.export(&found))?;
     Ok((place, tag, addr - found.start))
@@ -87,36 +88,65 @@ fn publish_as(
     found: &Allocation,
     export: impl FnOnce() -> Result<IpcHandle, Failure>,
 ) -> Result<Place, Failure> {
-    let mut next = NEXT.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = |slot: &&Slot| {
-        let [first, ..] = &slot.0;
-        first.load(Ordering::Relaxed) == tag
-    };
-    if let Some(slot) = SLOTS.iter().find(known) {
-        return Ok(Place::of(slot));
+    const NONE: Failure = Failure(1);
+    let table = table().ok_or(NONE)?;
+    let mut next = table.next.lock().unwrap_or_else(PoisonError::into_inner);
+    let slot = |number| Slot(&table.memory, number);
+    if let Some(number) = (0..RECORDS).find(|number| slot(*number).has(tag)) {
+        return Ok(Place::of(number));
     }
     let handle = export()?;
-    let Some(slot) = SLOTS.get(*next % RECORDS) else { return Err(Failure(1)) };
+    let number = *next % RECORDS;
     *next += 1;
-    slot.fill(tag, [found.start, found.len as u64], handle);
-    Ok(Place::of(slot))
+    slot(number).fill(tag, [found.start, found.len as u64], handle);
+    Ok(Place::of(number))
 }
 
-impl Slot {
+/// `None`: there is no memory, or no descriptor.
+fn table() -> Option<&'static Table> {
+    static TABLE: OnceLock<Option<Table>> = OnceLock::new();
+    let made = || {
+        let (memory, fd) = SharedMemory::create_labelled(LABEL, LEN).ok()?;
+        Some(Table { memory, _fd: fd, next: Mutex::new(0) })
+    };
+    TABLE.get_or_init(made).as_ref()
+}
+
+impl Slot<'_> {
+    /// Its words. None for a number that no record has.
+    fn words(&self) -> impl Iterator<Item = &AtomicU64> {
+        let at = self.1.saturating_mul(STRIDE);
+        (0..WORDS).filter_map(move |word| self.0.atomic(at.saturating_add(word * size_of::<u64>())))
+    }
+
+    fn has(&self, tag: u64) -> bool {
+        self.words().next().is_some_and(|first| first.load(Ordering::Relaxed) == tag)
+    }
+
     /// Peers may read it meanwhile: the middle changes only while the ends have no tag.
     fn fill(&self, tag: u64, [start, len]: [u64; 2], IpcHandle(handle): IpcHandle) {
-        let [first, middle @ .., last] = &self.0;
-        for end in [first, last] {
-            end.store(0, Ordering::Relaxed);
+        let ends = || self.words().step_by(WORDS - 1);
+        ends().for_each(|end| end.store(0, Ordering::Relaxed));
+        fence(Ordering::SeqCst);
+        let values = [start, len].into_iter().chain(handle);
+        self.words().skip(1).zip(values).for_each(|(to, from)| to.store(from, Ordering::Relaxed));
+        fence(Ordering::SeqCst);
+        ends().for_each(|end| end.store(tag, Ordering::Relaxed));
+    }
+
+    /// `None`: it is not that of the tag, or was replaced meanwhile.
+    fn read(&self, tag: u64) -> Option<Record> {
+        if !self.has(tag) {
+            return None;
         }
         fence(Ordering::SeqCst);
-        for (to, from) in middle.iter().zip([start, len].into_iter().chain(handle)) {
-            to.store(from, Ordering::Relaxed);
+        let mut words = [0; WORDS];
+        for (to, from) in words.iter_mut().zip(self.words()) {
+            *to = from.load(Ordering::Relaxed);
         }
         fence(Ordering::SeqCst);
-        for end in [last, first] {
-            end.store(tag, Ordering::Relaxed);
-        }
+        let [_, start, len, handle @ .., last] = words;
+        (last == tag && self.has(tag)).then_some(Record { start, len, handle: IpcHandle(handle) })
     }
 }
 
@@ -148,6 +178,7 @@ mod tests {
     fn memory_without_a_handle_is_not_published() {
         let found = Allocation::test(0, 1);
         assert_eq!(publish_as(tag_of(99), &found, || Err(Failure(801))), Err(Failure(801)));
-        assert!(SLOTS.iter().all(|slot| slot.0[0].load(Ordering::Relaxed) != tag_of(99)));
+        let memory = &table().unwrap().memory;
+        assert!((0..RECORDS).all(|number| !Slot(memory, number).has(tag_of(99))));
     }
 }

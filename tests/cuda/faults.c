@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
+/*
+ * faults: two processes exchange messages between all kinds of memory while calls of the driver fail (FAKE_CUDA_FAIL). Every
+ * operation ends, and the bytes of those that succeed are right. Prints how many ended with an error. It is linked with the
+ * double's libcuda.so.1.
+ */
+#include "common.h"
+
+#include <rdma/fi_errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef uint64_t ptr;
+extern int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
+extern int cuMemAlloc_v2(ptr *, size_t), cuMemFree_v2(ptr);
+extern int cuMemcpyHtoD_v2(ptr, const void *, size_t), cuMemcpyDtoH_v2(void *, ptr, size_t);
+
+enum { MOST = 300000, ROUNDS = 4 };
+static const size_t lens[] = {100, 60000, MOST};
+
+/* Memory of a device, or of the host. */
+struct memory {
+	ptr device;
+	uint8_t *host;
+};
+
+static void *place(const struct memory *memory)
+{
+	return memory->device ? (void *)memory->device : memory->host;
+}
+
+static void put(const struct memory *memory, uint8_t *bytes, size_t len)
+{
+	if (memory->device)
+		SAME(cuMemcpyHtoD_v2(memory->device, bytes, len), 0);
+	else
+		memcpy(memory->host, bytes, len);
+}
+
+static void get(const struct memory *memory, uint8_t *bytes, size_t len)
+{
+	if (memory->device)
+		SAME(cuMemcpyDtoH_v2(bytes, memory->device, len), 0);
+	else
+		memcpy(bytes, memory->host, len);
+}
+
+/* Waits for one operation. Returns its length, or -FI_E* with which it ended. */
+static ssize_t ended(struct side *side, struct fid_cq *cq)
+{
+	struct fi_cq_tagged_entry entry = {0};
+	struct fi_cq_err_entry error = {0};
+	double end = now() + PATIENCE_S;
+	ssize_t rc;
+
+	while ((rc = fi_cq_read(cq, &entry, 1)) == -FI_EAGAIN) {
+		if (now() > end)
+			FAIL("an operation does not end");
+		progress(side);
+	}
+	if (rc == 1)
+		return (ssize_t)entry.len;
+	SAME(rc, -FI_EAVAIL);
+	SAME(fi_cq_readerr(cq, &error, 0), 1);
+	CHECK(error.err > 0 && error.err != FI_ETRUNC && *fi_cq_strerror(cq, error.prov_errno, error.err_data, NULL, 0));
+	return -error.err;
+}
+
+/* A send, again while there is no room. */
+static ssize_t sent(struct side *side, void *buffer, size_t len, uint64_t tag, void *context)
+{
+	double end = now() + PATIENCE_S;
+	ssize_t rc;
+
+	while ((rc = fi_tsend(side->ep, buffer, len, NULL, side->peer, tag, context)) == -FI_EAGAIN) {
+		if (now() > end)
+			FAIL("no room for a send");
+		progress(side);
+	}
+	return rc;
+}
+
+/* One message in each direction. Returns how many of this side's operations ended with an error. */
+static int exchange(struct side *side, const struct memory *from, const struct memory *to, size_t len, uint32_t seed)
+{
+	static struct fi_context2 contexts[3];
+	static uint8_t bytes[MOST];
+	uint64_t tag = seed * 2;
+	int errors = 0;
+	ssize_t rc, got;
+
+	/* A receive may be refused; the message is then received in memory of the host. */
+	bool refused = fi_trecv(side->ep, place(to), len, NULL, side->peer, tag, 0, &contexts[0]) != 0;
+	if (refused)
+		POST(side, fi_trecv(side->ep, bytes, len, NULL, side->peer, tag, 0, &contexts[0]));
+	fill(bytes, refused ? 0 : len, seed + (uint32_t)side->rank);
+	if (!refused)
+		put(from, bytes, len);
+	/* If a send is refused, or fails, an empty message takes its place. */
+	rc = refused ? -FI_EIO : sent(side, place(from), len, tag, &contexts[1]);
+	if (rc)
+		SAME(sent(side, NULL, 0, tag, &contexts[1]), 0);
+	errors += rc != 0;
+	errors += ended(side, side->tx) < 0;
+	got = ended(side, side->rx);
+	errors += got < 0;
+	if (got > 0 && !refused) {
+		SAME(got, len);
+		get(to, bytes, len);
+	}
+	if (got > 0)
+		CHECK(holds(bytes, len, seed + (uint32_t)!side->rank, 0));
+	return errors + refused;
+}
+
+static void all_kinds(struct side *side)
+{
+	struct setup setup = { .caps = FI_MSG | FI_TAGGED | FI_HMEM };
+	struct memory device[2] = {{0}}, host[2] = {{0}};
+	uint32_t seed = 1;
+	int errors = 0, i;
+	void *context;
+
+	SAME(cuInit(0), 0);
+	SAME(cuDevicePrimaryCtxRetain(&context, 0), 0);
+	SAME(cuCtxSetCurrent(context), 0);
+	for (i = 0; i < 2; i++) {
+		SAME(cuMemAlloc_v2(&device[i].device, MOST), 0);
+		host[i].host = need(MOST);
+	}
+	side_begin(side, &setup);
+	for (i = 0; i < ROUNDS * 12; i++, seed += 2) {
+		/* The kinds of both sides go through all four pairs. */
+		const struct memory *from = i & 1 ? &device[0] : &host[0], *to = i & 2 ? &device[1] : &host[1];
+		errors += exchange(side, from, to, lens[i / 4 % 3], seed);
+	}
+	barrier(side);
+	side_close(side);
+	for (i = 0; i < 2; i++) {
+		SAME(cuMemFree_v2(device[i].device), 0);
+		free(host[i].host);
+	}
+	printf("  %d operations ended with an error\n", errors);
+}
+
+int main(void)
+{
+	return run_story(all_kinds, false, 120) ? 0 : 1;
+}
