@@ -6,7 +6,7 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 TARGET=$ROOT/target
 LOGS=$TARGET/logs
-PROVIDER_DIR=$TARGET/provider
+PROVIDER_DIR=${UDRV_TEST_FOLDER:-$TARGET/provider}
 # The provider under test. Another name is for checking these scripts against a provider of libfabric itself.
 PROVIDER=${UDRV_TEST_PROVIDER:-udrv}
 
