@@ -9,6 +9,7 @@ pub(super) mod submit;
 pub(super) mod transmit;
 
 use super::interface::Sink;
+use super::lateness::Host;
 use super::packet::{DATAGRAM_LEAST, DATAGRAM_START, Hello, HelloKind, VERSION, VERSION_MIN};
 use super::receiver::Receiver;
 use super::sender::{SUSPICION, Sender};
@@ -84,7 +85,7 @@ impl Connection {
             timer_at: NEVER,
             handshake: Handshake::new(phase, shared.random()),
             path: Path::new(shared.settings.datagram_max.min(DATAGRAM_START)),
-            sender: Sender::new(first),
+            sender: Sender::new(first, Host::of(&address)),
             receiver: Receiver::new(first),
             liveness: Liveness::new(phase == Phase::HalfOpen, shared.patience, now),
             coalescer: Coalescer::default(),
@@ -151,10 +152,8 @@ impl Connection {
         }
         let timeout = &mut self.sender.timeout;
         if timeout.attempts > 0 {
-            // The peer is there: packets that wait for an answer need not wait longer.
             self.path.on_answer(len, timeout.attempts, front, hellos);
-            timeout.attempts = 0;
-            timeout.at = now;
+            timeout.end(now);
         }
     }
 
@@ -200,7 +199,10 @@ impl Connection {
 
     /// The retransmission timeout has expired.
     fn retry(&mut self, shared: &mut Shared, now: u64) {
-        let timeout = &mut self.sender.timeout;
+        let Sender { timeout, host, .. } = &mut self.sender;
+        if timeout.waits(shared.lateness.of(*host, now), now) {
+            return;
+        }
         timeout.attempts = timeout.attempts.saturating_add(1);
         shared.counts.timeouts += 1;
         match self.handshake.phase {
@@ -229,7 +231,7 @@ impl Connection {
     /// Gives the peer some time to answer the handshake.
     fn wait_for_greeting(&mut self, shared: &mut Shared, now: u64) {
         let timeout = &mut self.sender.timeout;
-        timeout.at = now + shared.jittered(timeout.doubled(GREETING_NS));
+        timeout.start(now, shared.jittered(timeout.doubled(GREETING_NS)));
     }
 
     /// Checks whether the peer is still there.

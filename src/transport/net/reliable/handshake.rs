@@ -10,6 +10,7 @@ use super::interface::Sink;
 use super::packet::{
     HELLO_LEN, HELLO_TAG_AT, Hello, HelloKind, REFUSED_KEY, REFUSED_VERSION, VERSION, VERSION_MIN,
 };
+use super::sender::Sender;
 use crate::telemetry::log;
 use crate::transport::address::WIRE_LEN;
 use crate::transport::job_key::same;
@@ -278,6 +279,8 @@ impl Reliable {
             if !c.handshake.is_with(hello) {
                 c.adopt(&self.shared, hello);
             }
+            let Sender { timeout, host, .. } = &c.sender;
+            self.shared.lateness.note(*host, timeout.waited(now), now);
             if !self.establish(place, now, sink) {
                 return;
             }

@@ -14,6 +14,7 @@ mod connection;
 mod handshake;
 mod hints;
 mod interface;
+mod lateness;
 pub(crate) mod packet;
 mod queries;
 mod receiver;

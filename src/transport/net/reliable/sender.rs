@@ -5,6 +5,7 @@ mod timeout;
 mod window;
 
 use super::congestion::{Congestion, WINDOW_MAX};
+use super::lateness::Host;
 use super::packet::{DELAY_UNIT_NS, HAS_ECHO, Header, PRESSURE, widen};
 use super::receiver::ACK_EVERY;
 use super::shared::Shared;
@@ -24,6 +25,7 @@ pub(super) struct Sender {
     loss: Loss,
     pub(super) timeout: Timeout,
     congestion: Congestion,
+    pub(super) host: Host,
     /// The first packet beyond the peer's credit.
     credit_end: u64,
     /// The transmission after the last one that asked for an answer.
@@ -38,13 +40,14 @@ pub(super) struct Sender {
 }
 
 impl Sender {
-    /// `first` is the number of the first packet.
-    pub(super) fn new(first: u64) -> Self {
+    /// `first` is the number of the first packet; the peer is on `host`.
+    pub(super) fn new(first: u64, host: Host) -> Self {
         Self {
             window: Window::new(first),
             loss: Loss::new(first + 1),
             timeout: Timeout::new(),
             congestion: Congestion::new(),
+            host,
             credit_end: first,
             asked: first + 1,
             asks: false,
@@ -157,7 +160,7 @@ impl Sender {
 
     /// Restarts the retransmission timeout.
     pub(super) fn restart(&mut self, now: u64) {
-        self.timeout.at = now + self.timeout.doubled(self.congestion.timeout_ns());
+        self.timeout.start(now, self.timeout.doubled(self.congestion.timeout_ns()));
     }
 
     /// The retransmission timeout has expired: sends the first packet again; after several timeouts all packets,
@@ -201,7 +204,7 @@ impl Sender {
         let echo = echo.filter(|echo| *echo < self.window.transmission);
         let news = self.window.acknowledge(&mut shared.buffers, ack, words, echo);
         shared.unacknowledged -= (self.window.base - before) as usize;
-        if news.early {
+        if news.asked_at.is_some() {
             self.congestion.on_early();
         }
         if news.late > 0 {
@@ -211,6 +214,11 @@ impl Sender {
         self.take_credit(header, ack, echo);
         if news.arrived > 0 {
             self.take_time(header, news.sent_at, came);
+            if let Some(sent_at) = news.sent_at.or(news.asked_at) {
+                let kept = u64::from(header.ack_delay) * DELAY_UNIT_NS;
+                let late = came.saturating_sub(sent_at).saturating_sub(kept);
+                shared.lateness.note(self.host, late, now);
+            }
         }
         let marked = self.take_marks(header);
         if news.arrived > 0 {
@@ -297,9 +305,11 @@ impl Sender {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::Address;
 
     fn sender(packets: usize, credit: u16) -> Sender {
-        let mut sender = Sender::new(1);
+        let at = Address(([127, 0, 0, 1], 1).into());
+        let mut sender = Sender::new(1, Host::of(&at));
         (0..packets).for_each(|_| sender.window.push(Buffer::new(1)));
         sender.grant(credit);
         sender

@@ -4,6 +4,7 @@ use super::buffers::Buffers;
 use super::congestion::WINDOW_MAX;
 use super::connection::coalescer::Backoff;
 use super::interface::{Counts, Settings};
+use super::lateness::Lateness;
 use super::receiver::Assembly;
 use super::tag::BlockHash;
 use crate::transport::JobKey;
@@ -34,6 +35,7 @@ pub(super) struct Shared {
     /// Until when the endpoint could not send, nanoseconds.
     pub(super) back_at: u64,
     senders: Senders,
+    pub(super) lateness: Lateness,
     pub(super) backoff: Backoff,
     /// Memory in which the last message of several packets was reassembled, kept for the next one.
     pub(super) spare: Option<Box<Assembly>>,
@@ -54,6 +56,7 @@ impl Shared {
             patience: 0,
             back_at: 0,
             senders: Senders::default(),
+            lateness: Lateness::default(),
             backoff: Backoff::default(),
             spare: None,
         }

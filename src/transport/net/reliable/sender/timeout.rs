@@ -14,6 +14,8 @@ pub(crate) const SUSPICION: u8 = 5;
 #[derive(Debug)]
 pub(crate) struct Timeout {
     pub(crate) at: u64,
+    /// Since when an answer is expected, nanoseconds; `NEVER`: it need not be waited for.
+    since: u64,
     /// Timeouts in a row.
     pub(crate) attempts: u8,
     /// Packets that may leave although the window is full.
@@ -22,7 +24,7 @@ pub(crate) struct Timeout {
 
 impl Timeout {
     pub(super) fn new() -> Self {
-        Self { at: NEVER, attempts: 0, extra: 0 }
+        Self { at: NEVER, since: NEVER, attempts: 0, extra: 0 }
     }
 
     /// `ns`, doubled for each timeout in a row.
@@ -30,16 +32,54 @@ impl Timeout {
         (ns << self.attempts.min(10)).min(RETRY_MAX_NS)
     }
 
+    /// An answer is expected from `now` on, for `ns`.
+    pub(crate) fn start(&mut self, now: u64, ns: u64) {
+        (self.since, self.at) = (now, now + ns);
+    }
+
+    /// The peer is there: packets that wait for its answer need not wait longer.
+    pub(crate) fn end(&mut self, now: u64) {
+        (self.since, self.at, self.attempts) = (NEVER, now, 0);
+    }
+
+    /// It has expired. True: the peer may answer as late as `late_ns`, and it is waited for until then.
+    pub(crate) fn waits(&mut self, late_ns: u64, now: u64) -> bool {
+        let until = self.since.saturating_add(late_ns);
+        let waits = self.since != NEVER && now < until;
+        if waits {
+            self.at = until;
+        }
+        waits
+    }
+
+    /// How long an answer has been expected, nanoseconds.
+    pub(crate) fn waited(&self, now: u64) -> u64 {
+        now.saturating_sub(self.since)
+    }
+
     /// Nothing waits for an answer.
     pub(crate) fn reset(&mut self) {
-        self.attempts = 0;
-        self.at = NEVER;
+        (self.since, self.at, self.attempts) = (NEVER, NEVER, 0);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_late_peer_is_waited_for_once() {
+        let mut timeout = Timeout::new();
+        timeout.start(100, 20);
+        assert!(!timeout.waits(20, 120));
+        assert!(timeout.waits(50, 120) && timeout.at == 150);
+        assert_eq!(timeout.waited(140), 40);
+        assert!(!timeout.waits(50, 150));
+        timeout.start(200, 20);
+        timeout.end(205);
+        assert!(!timeout.waits(500, 205) && !timeout.waits(0, 205));
+        assert_eq!(timeout.waited(300), 0);
+    }
 
     #[test]
     fn each_one_in_a_row_comes_twice_as_late() {

@@ -25,6 +25,8 @@ pub(crate) struct Outgoing {
     pub(crate) bytes: Buffer,
     pub(crate) transmission: u64,
     pub(crate) sent_at: u64,
+    /// When the transmission before the last one was sent, nanoseconds.
+    before_at: u64,
     pub(crate) stage: Stage,
     /// It was declared lost because of a timeout, not because later packets have arrived.
     pub(super) overdue: bool,
@@ -70,8 +72,8 @@ pub(super) struct News {
     pub(super) arrived: u32,
     /// Of those, packets that were declared lost: see [`Outgoing::was_late`].
     pub(super) late: u32,
-    /// One was sent again too early.
-    pub(super) early: bool,
+    /// One was sent again too early: when it had been sent before, nanoseconds.
+    pub(super) asked_at: Option<u64>,
     /// When the transmission that the peer answers left, nanoseconds.
     pub(super) sent_at: Option<u64>,
 }
@@ -126,7 +128,8 @@ impl Window {
     /// Adds a packet that has already left as the next transmission; no other packet waits.
     pub(super) fn push_sent(&mut self, bytes: Buffer, now: u64) {
         let (transmission, stage) = (self.transmission, Stage::InFlight);
-        let packet = Outgoing { bytes, transmission, sent_at: now, stage, overdue: false };
+        let packet =
+            Outgoing { bytes, transmission, sent_at: now, before_at: now, stage, overdue: false };
         self.packets.push_back(packet);
         self.transmissions.push_back((transmission, self.unsent));
         self.unsent += 1;
@@ -189,6 +192,7 @@ impl Window {
         let skipped = (batch.start - *base) as usize;
         let packets = batch.zip(packets.iter_mut().skip(skipped));
         (*transmission..).zip(packets).map(move |(transmission, (psn, packet))| {
+            packet.before_at = packet.sent_at;
             (packet.transmission, packet.sent_at) = (transmission, now);
             transmissions.push_back((transmission, psn));
             (psn, packet)
@@ -274,7 +278,9 @@ impl Window {
             self.base += 1;
             if packet.stage != Stage::Arrived {
                 self.in_flight -= news.count(&packet, echo);
-                news.early |= packet.was_early(echo);
+                if packet.was_early(echo) {
+                    news.asked_at = Some(packet.before_at);
+                }
             }
             buffers.give(packet.bytes);
         }
@@ -380,6 +386,9 @@ mod tests {
         leave(&mut window, 3, 3);
         window.lose_all();
         assert_eq!((window.lost.len(), window.in_flight, window.waiting()), (4, 0, 0));
-        assert!(acknowledge(&mut window, 11, 0, 11).early, "the first transmission had arrived");
+        assert!(
+            acknowledge(&mut window, 11, 0, 11).asked_at.is_some(),
+            "the first transmission had arrived"
+        );
     }
 }
