@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
 /*
- * instructions BYTES ROUNDS [one|vector|message|context]
+ * instructions BYTES ROUNDS [one|vector|message|context|hmem|detects]
  *
  * Two processes in lockstep: one posts a receive, the other sends BYTES and reads its completion, then the first reads
  * its own, ROUNDS times. Nobody looks before there is something to see, so that instructions can be counted:
@@ -8,8 +8,9 @@
  * As many before them do not count. `idle` is ROUNDS looks of the second process that find nothing.
  *
  * The last argument is the form of the calls: fi_tsend and fi_trecv, fi_tsendv and fi_trecvv, or fi_tsendmsg and
- * fi_trecvmsg, each with one buffer; or fi_tsend and fi_trecv of contexts of scalable endpoints. No bytes are sent from
- * no buffer.
+ * fi_trecvmsg, each with one buffer; or fi_tsend and fi_trecv of contexts of scalable endpoints; or the same of endpoints that
+ * may send from and receive into device memory (FI_HMEM), which they learn from descriptors or (detects) find out. No bytes
+ * are sent from no buffer.
  *
  * The provider is UDRV_TEST_PROVIDER, default udrv.
  */
@@ -21,7 +22,7 @@
 
 static size_t bytes;
 static int rounds;
-static enum form { ONE, VECTOR, MESSAGE, CONTEXT } form;
+static enum form { ONE, VECTOR, MESSAGE, CONTEXT, HMEM, DETECTS } form;
 /* What sends and receives. */
 static struct fid_ep *sender, *receiver;
 
@@ -43,45 +44,56 @@ static void await(struct fid_cq *cq)
 
 enum step { POST_RECEIVE, SEND, RECEIVE };
 
+/* What a call is given. */
+struct call {
+	struct side *side;
+	struct iovec iov;
+	struct fi_msg_tagged message;
+};
+
+/* The calls alone take the same number of instructions each time, while looks for completions depend on the clock. */
+__attribute__((noinline)) void post_receive(const struct call *c)
+{
+	struct side *side = c->side;
+	void *context = c->message.context;
+
+	if (form == VECTOR)
+		POST(side, fi_trecvv(receiver, &c->iov, NULL, 1, side->peer, 1, 0, context));
+	else if (form == MESSAGE)
+		POST(side, fi_trecvmsg(receiver, &c->message, FI_COMPLETION));
+	else
+		POST(side, fi_trecv(receiver, c->iov.iov_base, bytes, NULL, side->peer, 1, 0, context));
+}
+
+__attribute__((noinline)) void post_send(const struct call *c)
+{
+	struct side *side = c->side;
+	void *context = c->message.context;
+
+	if (form == VECTOR)
+		POST(side, fi_tsendv(sender, &c->iov, NULL, 1, side->peer, 1, context));
+	else if (form == MESSAGE)
+		POST(side, fi_tsendmsg(sender, &c->message, FI_COMPLETION));
+	else
+		POST(side, fi_tsend(sender, c->iov.iov_base, bytes, NULL, side->peer, 1, context));
+}
+
 static void take_step(struct side *side, enum step step, uint8_t *buffer)
 {
 	/* psm3 keeps something there (FI_CONTEXT). */
 	static struct fi_context2 sending, receiving;
 
-	void *context = step == SEND ? &sending : &receiving;
-	struct iovec iov = { bytes > 0 ? buffer : NULL, bytes };
-	struct fi_msg_tagged message = {
-		.msg_iov = &iov, .iov_count = 1, .addr = side->peer, .tag = 1, .context = context,
+	struct call call = { .side = side, .iov = { bytes > 0 ? buffer : NULL, bytes } };
+	call.message = (struct fi_msg_tagged) {
+		.msg_iov = &call.iov, .iov_count = 1, .addr = side->peer, .tag = 1, .context = step == SEND ? &sending : &receiving,
 	};
 
 	switch (step) {
 	case POST_RECEIVE:
-		switch (form) {
-		case ONE:
-		case CONTEXT:
-			POST(side, fi_trecv(receiver, iov.iov_base, bytes, NULL, side->peer, 1, 0, context));
-			break;
-		case VECTOR:
-			POST(side, fi_trecvv(receiver, &iov, NULL, 1, side->peer, 1, 0, context));
-			break;
-		case MESSAGE:
-			POST(side, fi_trecvmsg(receiver, &message, FI_COMPLETION));
-			break;
-		}
+		post_receive(&call);
 		break;
 	case SEND:
-		switch (form) {
-		case ONE:
-		case CONTEXT:
-			POST(side, fi_tsend(sender, iov.iov_base, bytes, NULL, side->peer, 1, context));
-			break;
-		case VECTOR:
-			POST(side, fi_tsendv(sender, &iov, NULL, 1, side->peer, 1, context));
-			break;
-		case MESSAGE:
-			POST(side, fi_tsendmsg(sender, &message, FI_COMPLETION));
-			break;
-		}
+		post_send(&call);
 		await(side->tx);
 		break;
 	case RECEIVE:
@@ -139,10 +151,15 @@ static void open_contexts(struct side *side)
 
 static void lockstep(struct side *side)
 {
-	static const struct setup setup = { .caps = FI_TAGGED, .threading = FI_THREAD_DOMAIN };
+	struct setup setup = { .caps = FI_TAGGED, .threading = FI_THREAD_DOMAIN };
 	uint8_t *buffer = need(bytes), go = 0;
 
+	if (form == HMEM || form == DETECTS)
+		setup.caps |= FI_HMEM;
+	if (form == HMEM)
+		setup.mr_mode = FI_MR_HMEM | FI_MR_ENDPOINT | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR;
 	side_begin(side, &setup);
+	CHECK((form == HMEM) == !!(side->info->domain_attr->mr_mode & FI_MR_HMEM));
 	sender = receiver = side->ep;
 	if (form == CONTEXT)
 		open_contexts(side);
@@ -178,10 +195,10 @@ static void lockstep(struct side *side)
 
 int main(int argc, char **argv)
 {
-	static const char *const forms[] = { "one", "vector", "message", "context" };
+	static const char *const forms[] = { "one", "vector", "message", "context", "hmem", "detects" };
 	bool known = argc == 3;
 
-	for (int i = 0; argc == 4 && i < 4; i++)
+	for (int i = 0; argc == 4 && i < 6; i++)
 		if (strcmp(argv[3], forms[i]) == 0) {
 			form = (enum form)i;
 			known = true;
@@ -189,7 +206,7 @@ int main(int argc, char **argv)
 	bytes = known ? strtoul(argv[1], NULL, 10) : 0;
 	rounds = known ? atoi(argv[2]) : 0;
 	if (rounds < 1) {
-		fprintf(stderr, "usage: instructions BYTES ROUNDS [one|vector|message|context]\n");
+		fprintf(stderr, "usage: instructions BYTES ROUNDS [one|vector|message|context|hmem|detects]\n");
 		return 2;
 	}
 	return run_story(lockstep, false, 600) ? 0 : 1;
