@@ -463,7 +463,7 @@ impl Shm {
         };
         let reject = match claim {
             Ok(claim)
-                if self.proves(&claim, &greeting)
+                if self.proves(&claim, &greeting, peers)
                     && !self.is_successor(greeting.credentials.pid) =>
             {
                 return self.admit(at, greeting, claim, peers, handler);
@@ -562,8 +562,12 @@ impl Shm {
     }
 
     /// Whether the address in a connect request is the sender's own: its process listens there, or did until it ended.
-    fn proves(&self, claim: &Claim, greeting: &Greeting) -> bool {
+    fn proves(&self, claim: &Claim, greeting: &Greeting, peers: &PeerTable) -> bool {
         let (port, pid) = (claim.hello.source.port(), greeting.credentials.pid);
+        let ours = peers.find(&claim.hello.source).and_then(|peer| self.out(peer));
+        if ours.is_some_and(|link| link.pid == pid) {
+            return true; // it listened there when this endpoint made its own link
+        }
         let listens = || names::listens(port, pid);
         let listens = match listens() {
             Err(e) if e.is_shortage() => spare::lend(listens),

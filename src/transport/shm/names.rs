@@ -75,8 +75,9 @@ pub(super) fn listens(port: u16, pid: i32) -> Result<bool, Errno> {
     let mut search = Search::default();
     let same = |credentials: &Credentials| credentials.pid == pid;
     // One that takes no links any more may have made one before.
-    let found = search.visit(Kind::Open, port, same)?.or(search.visit(Kind::Aloof, port, same)?);
-    Ok(found.is_some() || search.full)
+    let found = search.visit(Kind::Open, port, same)?.is_some()
+        || search.visit(Kind::Aloof, port, same)?.is_some();
+    Ok(found || search.full)
 }
 
 /// What a search for a listener has met besides.
