@@ -96,6 +96,9 @@ fn no_page_names_a_variable_that_does_not_exist() {
         "docs/users.md",
         "docs/administrators.md",
         "docs/slow.md",
+        "docs/upstream.md",
+        "CHANGELOG.md",
+        "SECURITY.md",
         "ARCHITECTURE.md",
         "FEATURES.md",
         "PERFORMANCE.md",
@@ -106,6 +109,15 @@ fn no_page_names_a_variable_that_does_not_exist() {
         let unknown: Vec<String> = names_in(&read(page)).difference(&known).cloned().collect();
         assert!(unknown.is_empty(), "{page}: no such variable: {unknown:?}");
     }
+}
+
+/// The first release of CHANGELOG.md is the one that Cargo.toml makes.
+#[test]
+fn the_changes_are_of_this_version() {
+    let newest = read("CHANGELOG.md");
+    let (_, newest) = newest.split_once("\n## ").expect("a release");
+    let version = newest.split([',', '\n']).next();
+    assert_eq!(version, Some(env!("CARGO_PKG_VERSION")));
 }
 
 /// The cells of each row of a table of three columns, without the heads.
