@@ -102,6 +102,35 @@ pub(crate) struct NetSettings {
     pub(crate) rdma: RdmaSettings,
 }
 
+impl NetSettings {
+    /// Those of the state machine. `window`: packets that the link's buffer holds.
+    fn of_machine(
+        &self,
+        me: Address,
+        datagram_max: usize,
+        window: usize,
+        features: u32,
+    ) -> Settings {
+        let mut seed = [0; 16];
+        let (low, high) = seed.split_at_mut(8);
+        low.copy_from_slice(&process::random_u64().to_le_bytes());
+        high.copy_from_slice(&process::random_u64().to_le_bytes());
+        Settings {
+            life: process::random_u64() | 1,
+            address: me,
+            key: self.key.clone(),
+            key_source: self.key_source,
+            datagram_max,
+            peer_timeout_ns: self.peer_timeout_s.saturating_mul(1_000_000_000),
+            buffer_bytes: self.buffer_bytes,
+            receive_window: u32::try_from(window).unwrap_or(u32::MAX),
+            features,
+            first_psn: 0,
+            seed,
+        }
+    }
+}
+
 /// Maps the state machine's peer numbers to the endpoint's, and back.
 #[derive(Debug, Default)]
 struct Numbers {
@@ -428,10 +457,6 @@ impl Net {
     ) -> Result<Self, Errno> {
         let Below { link, bulk } = below;
         let mut link = *link;
-        let mut seed = [0; 16];
-        let (low, high) = seed.split_at_mut(8);
-        low.copy_from_slice(&process::random_u64().to_le_bytes());
-        high.copy_from_slice(&process::random_u64().to_le_bytes());
         let moves = link.moves();
         let datagram_max = link.datagram_max();
         let bound = link.local_addr().unwrap_or(me.0);
@@ -443,26 +468,13 @@ impl Net {
         };
         let listens = streams.as_ref().is_some_and(Streams::listens);
         let window = link.receive_window(datagram_max + PACKET_COST);
-        let mut machine = Reliable::new(
-            Settings {
-                life: process::random_u64() | 1,
-                address: me,
-                key: settings.key,
-                key_source: settings.key_source,
-                datagram_max,
-                peer_timeout_ns: settings.peer_timeout_s.saturating_mul(1_000_000_000),
-                buffer_bytes: settings.buffer_bytes,
-                receive_window: u32::try_from(window).unwrap_or(u32::MAX),
-                features: reliable::packet::ATOMICS
-                    | reliable::packet::HEADER_TAGS
-                    | reliable::packet::COLLECTIVES
-                    | if listens { reliable::packet::STREAMS } else { 0 }
-                    | if bulk.is_some() { reliable::packet::WINDOWS } else { 0 },
-                first_psn: 0,
-                seed,
-            },
-            clock::now_ns(),
-        );
+        let features = reliable::packet::ATOMICS
+            | reliable::packet::HEADER_TAGS
+            | reliable::packet::COLLECTIVES
+            | if listens { reliable::packet::STREAMS } else { 0 }
+            | if bulk.is_some() { reliable::packet::WINDOWS } else { 0 };
+        let of_machine = settings.of_machine(me, datagram_max, window, features);
+        let mut machine = Reliable::new(of_machine, clock::now_ns());
         if let Some(pool) = link.pool(datagram_max) {
             machine.lend(pool);
         }

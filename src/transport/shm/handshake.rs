@@ -12,6 +12,7 @@ use super::layout::{
 use super::names::{self, Found};
 use super::ring::{Area, Consumer, Producer};
 use super::{Inbound, Outbound, Shm, TOKEN_INBOUND, TOKEN_OUTBOUND};
+use crate::sys::bell::Bell;
 use crate::sys::close::close_elsewhere;
 use crate::sys::cma::Range;
 use crate::sys::event::Epoll;
@@ -59,45 +60,10 @@ impl Shm {
             Found::Stranger(uid) => return Ok(super::stranger(address, uid)),
             Found::Nobody => return Ok(Contact::Missing(Errno(libc::ECONNREFUSED))),
         };
-        let scarce = process::descriptors_are_scarce(&socket);
-        if scarce && self.awaits_answers() || self.is_successor(credentials.pid) {
-            return Err(Errno(libc::EAGAIN));
-        }
-        if scarce && stays(credentials.pid) != 0 {
-            return Err(Errno(libc::EMFILE));
-        }
-        // The last messages of an earlier incarnation of the peer may wait at our listener. They are delivered, and that
-        // incarnation departs, before there is a link to the next one.
-        if self.inbound_of(peer).is_none() && self.door.hold_back(peer, credentials.pid) {
-            self.due.urgent = true;
-            return Err(Errno(libc::EAGAIN));
-        }
-        let ended = |link: &Inbound| link.pid != credentials.pid || link.has_ended();
-        if self.inbound_of(peer).is_some_and(ended) {
-            // The link is from another incarnation than the one that listens now: end that one first.
-            self.due.stale.push(peer);
-            self.due.urgent = true;
-            return Err(Errno(libc::EAGAIN));
-        }
+        self.may_link(peer, &socket, credentials.pid)?;
         let (geometry, memory, fd) = segment()?;
         let identity = process::random_u64() as u32 >> 8;
-        let hello = Hello {
-            version: hello::VERSION,
-            source: self.me,
-            nonce: self.nonce,
-            geometry,
-            probe_addr: self.reaching.gate.address(),
-            features: hello::PLACES
-                | stays(credentials.pid)
-                | match self.settings.cma {
-                    CmaPolicy::Auto | CmaPolicy::WriteOnly => hello::ASSISTS | hello::REACHES,
-                    CmaPolicy::ReadOnly => hello::REACHES,
-                    CmaPolicy::Off => 0,
-                },
-            identity,
-            mark: self.settings.mark,
-            bell: bell.address(),
-        };
+        let hello = self.request(geometry, identity, credentials.pid, &bell);
         self.epoll.add(socket.as_fd(), TOKEN_OUTBOUND | u64::from(peer.0))?;
         if let Err(e) = unix::send(socket.as_fd(), &hello.encode(), &[fd.as_fd()]) {
             self.epoll.remove(socket.as_fd());
@@ -128,6 +94,50 @@ impl Shm {
         self.count_processes();
         self.watch(credentials.pid);
         Ok(Contact::Linked)
+    }
+
+    /// Whether there can be a link to `peer`, process `pid`, now. Errors: EAGAIN, not yet; EMFILE.
+    fn may_link(&mut self, peer: PeerId, socket: &OwnedFd, pid: i32) -> Result<(), Errno> {
+        let scarce = process::descriptors_are_scarce(socket);
+        if scarce && self.awaits_answers() || self.is_successor(pid) {
+            return Err(Errno(libc::EAGAIN));
+        }
+        if scarce && stays(pid) != 0 {
+            return Err(Errno(libc::EMFILE));
+        }
+        // The last messages of an earlier incarnation of the peer may wait at our listener. They are delivered, and that
+        // incarnation departs, before there is a link to the next one.
+        if self.inbound_of(peer).is_none() && self.door.hold_back(peer, pid) {
+            self.due.urgent = true;
+            return Err(Errno(libc::EAGAIN));
+        }
+        if self.inbound_of(peer).is_some_and(|link| link.pid != pid || link.has_ended()) {
+            // The link is from another incarnation than the one that listens now: end that one first.
+            self.due.stale.push(peer);
+            self.due.urgent = true;
+            return Err(Errno(libc::EAGAIN));
+        }
+        Ok(())
+    }
+
+    /// The connect request for a link to process `pid`.
+    fn request(&self, geometry: Geometry, identity: u32, pid: i32, bell: &Bell) -> Hello {
+        let copies = match self.settings.cma {
+            CmaPolicy::Auto | CmaPolicy::WriteOnly => hello::ASSISTS | hello::REACHES,
+            CmaPolicy::ReadOnly => hello::REACHES,
+            CmaPolicy::Off => 0,
+        };
+        Hello {
+            version: hello::VERSION,
+            source: self.me,
+            nonce: self.nonce,
+            geometry,
+            probe_addr: self.reaching.gate.address(),
+            features: hello::PLACES | stays(pid) | copies,
+            identity,
+            mark: self.settings.mark,
+            bell: bell.address(),
+        }
     }
 
     /// Connections that wait for an answer will soon be closed. False if none was made lately: peers that do not answer
@@ -189,16 +199,7 @@ impl Shm {
         if self.pressure {
             consumer.set_pressure(true);
         }
-        // The socket is already in the epoll set, as a greeting: renaming it needs no resource that may be short.
-        let socket = if stays(pid) | hello.features & hello::STAYS == 0 {
-            self.dismiss(socket);
-            None
-        } else {
-            if let Err(e) = self.epoll.rename(socket.as_fd(), TOKEN_INBOUND | u64::from(peer.0)) {
-                log::limited!(cause: e.0, "cannot watch the link from {}: {e}", hello.source);
-            }
-            Some(socket)
-        };
+        let socket = self.keep_socket(peer, &hello, socket, pid);
         log::info(format_args!(
             "shared-memory link from {} (pid {pid}): cross-memory read {}, write {}",
             hello.source,
@@ -237,6 +238,25 @@ impl Shm {
         self.share_places(peer);
         self.count_processes();
         self.watch(pid);
+    }
+
+    /// The socket of a link from process `pid`, if its end must show that of the process. Else it is closed.
+    fn keep_socket(
+        &mut self,
+        peer: PeerId,
+        hello: &Hello,
+        socket: OwnedFd,
+        pid: i32,
+    ) -> Option<OwnedFd> {
+        if stays(pid) | hello.features & hello::STAYS == 0 {
+            self.dismiss(socket);
+            return None;
+        }
+        // It is already in the epoll set, as a greeting: renaming it needs no resource that may be short.
+        if let Err(e) = self.epoll.rename(socket.as_fd(), TOKEN_INBOUND | u64::from(peer.0)) {
+            log::limited!(cause: e.0, "cannot watch the link from {}: {e}", hello.source);
+        }
+        Some(socket)
     }
 
     /// Compares our link to `peer` with a connect request of process `pid`, whose messages `consumer` receives: do both

@@ -5,7 +5,7 @@ mod timeout;
 mod window;
 
 use super::congestion::{Congestion, WINDOW_MAX};
-use super::lateness::Host;
+use super::lateness::{Host, Lateness};
 use super::packet::{DELAY_UNIT_NS, HAS_ECHO, Header, PRESSURE, widen};
 use super::receiver::ACK_EVERY;
 use super::shared::Shared;
@@ -16,7 +16,7 @@ use std::ops::Range;
 pub(super) use timeout::SUSPICION;
 use timeout::{SILENCE, Timeout};
 pub(super) use window::Stage;
-use window::Window;
+use window::{News, Window};
 
 /// The sending half of one connection.
 #[derive(Debug)]
@@ -213,12 +213,7 @@ impl Sender {
         }
         self.take_credit(header, ack, echo);
         if news.arrived > 0 {
-            self.take_time(header, news.sent_at, came);
-            if let Some(sent_at) = news.sent_at.or(news.asked_at) {
-                let kept = u64::from(header.ack_delay) * DELAY_UNIT_NS;
-                let late = came.saturating_sub(sent_at).saturating_sub(kept);
-                shared.lateness.note(self.host, late, now);
-            }
+            self.take_time(header, &news, came, &mut shared.lateness);
         }
         let marked = self.take_marks(header);
         if news.arrived > 0 {
@@ -262,8 +257,8 @@ impl Sender {
         }
     }
 
-    /// Measures the round trip of the packet that was `sent_at`.
-    fn take_time(&mut self, header: &Header, sent_at: Option<u64>, came: u64) {
+    /// Measures the round trip of the packet that is answered.
+    fn take_time(&mut self, header: &Header, news: &News, came: u64, lateness: &mut Lateness) {
         // A delay that does not fit in its field cannot be used.
         if header.ack_delay == u16::MAX {
             return;
@@ -271,9 +266,12 @@ impl Sender {
         let delay = u64::from(header.ack_delay) * DELAY_UNIT_NS;
         self.congestion.on_answer(delay);
         // Neither can one longer than the round trip: it is that of another packet.
-        let whole = sent_at.map_or(0, |sent_at| came.saturating_sub(sent_at));
-        if whole > delay {
-            self.congestion.on_round_trip(whole - delay, came);
+        let since = |sent_at: u64| came.saturating_sub(sent_at).saturating_sub(delay);
+        if let Some(sample @ 1..) = news.sent_at.map(since) {
+            self.congestion.on_round_trip(sample, came);
+        }
+        if let Some(late) = news.sent_at.or(news.asked_at).map(since) {
+            lateness.note(self.host, late, came);
         }
     }
 
