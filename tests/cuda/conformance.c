@@ -23,6 +23,7 @@ extern int cuInit(unsigned), cuDeviceGetCount(int *), cuDeviceGet(int *, int), c
 extern int cuDevicePrimaryCtxRetain(void **, int), cuDevicePrimaryCtxGetState(int, unsigned *, int *);
 extern int cuCtxPushCurrent_v2(void *), cuCtxPopCurrent_v2(void **), cuCtxSetCurrent(void *), cuCtxGetCurrent(void **);
 extern int cuMemAlloc_v2(ptr *, size_t), cuMemFree_v2(ptr), cuMemAllocManaged(ptr *, size_t, unsigned);
+extern int cuMemAllocAsync(ptr *, size_t, void *), cuMemFreeAsync(ptr, void *);
 extern int cuMemHostAlloc(void **, size_t, unsigned), cuMemFreeHost(void *);
 extern int cuMemHostRegister_v2(void *, size_t, unsigned), cuMemHostUnregister(void *);
 extern int cuMemGetAddressRange_v2(ptr *, size_t *, ptr), cuPointerGetAttribute(void *, int, ptr);
@@ -93,6 +94,7 @@ static void attributes(void *context)
 	ptr p, q, base, managed;
 	size_t size;
 	void *host, *heap = malloc(LEN);
+	handle h;
 	struct told t = ask(at(heap));
 	check(t.result == 0 && t.type == 0 && !t.managed && !t.context, "memory that CUDA does not know is all zeros to the plural query");
 	check(cuPointerGetAttribute(&local, 2, at(heap)) == INVALID_VALUE, "and an error to the singular one");
@@ -109,6 +111,11 @@ static void attributes(void *context)
 	check(cuMemFree_v2(p) == 0 && ask(p).type == 0, "freed memory is unknown");
 	check(cuMemAlloc_v2(&p, LEN) == 0 && ask(p).id != old, "memory that is allocated again has a new BUFFER_ID");
 	cuMemFree_v2(p);
+	check(cuMemAllocAsync(&p, LEN, 0) == 0 && cuStreamSynchronize(0) == 0, "memory of the default pool is allocated");
+	t = ask(p);
+	check(t.type == 2 && !t.managed && t.ordinal == 0 && !t.context, "it is a device's, and has no context");
+	check(cuIpcGetMemHandle(&h, p) != 0, "nor an IPC handle");
+	check(cuMemFreeAsync(p, 0) == 0 && cuStreamSynchronize(0) == 0, "and is freed");
 	check(cuMemAllocManaged(&managed, LEN, 1) == 0 && ask(managed).managed == 1, "managed memory says so");
 	*(volatile char *)(uintptr_t)managed = 1;
 	check(*(volatile char *)(uintptr_t)managed == 1, "and the processor can touch it");

@@ -16,7 +16,7 @@ extern int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCur
 extern int cuMemAlloc_v2(ptr *, size_t), cuMemFree_v2(ptr);
 extern int cuMemcpyHtoD_v2(ptr, const void *, size_t), cuMemcpyDtoH_v2(void *, ptr, size_t);
 
-enum { MOST = 300000, ROUNDS = 4 };
+enum { MOST = 300000, ROUNDS = 2 };
 static const size_t lens[] = {100, 60000, MOST};
 
 /* Memory of a device, or of the host. */

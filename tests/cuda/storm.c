@@ -6,6 +6,8 @@
  * The program sets no SYNC_MEMOPS. Allocations that were sent from before, in which udrv has set it, are filled by copies
  * from device memory, whose calls return early otherwise.
  *
+ * storm ROUNDS pools: half of the allocations are of the default pool, of which there is neither an IPC handle nor SYNC_MEMOPS.
+ *
  * storm ROUNDS filtered: and no process may attach to another one.
  *
  * storm ROUNDS death: after that one of them is killed while the other reads its memory, and the other closes and frees.
@@ -23,6 +25,7 @@
 typedef uint64_t ptr;
 extern int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
 extern int cuMemAlloc_v2(ptr *, size_t), cuMemFree_v2(ptr), cuMemcpyDtoD_v2(ptr, ptr, size_t);
+extern int cuMemAllocAsync(ptr *, size_t, void *), cuMemFreeAsync(ptr, void *);
 extern int cuMemcpyHtoD_v2(ptr, const void *, size_t), cuMemcpyDtoH_v2(void *, ptr, size_t);
 
 enum { LEAST = 128 << 10, MOST = 512 << 10, SLOTS = 6, AHEAD = 2 };
@@ -30,23 +33,30 @@ enum { LEAST = 128 << 10, MOST = 512 << 10, SLOTS = 6, AHEAD = 2 };
 struct slot {
 	ptr at;
 	size_t len;
-	bool was_sent;
+	bool was_sent, in_pool;
 };
 
 static int rounds;
+static bool pools;
 static enum forbidden forbidden;
 /* How many of both came to the end; null: nobody is killed. */
 static int *survivors;
+
+static void release(const struct slot *slot)
+{
+	if (slot->at)
+		SAME(slot->in_pool ? cuMemFreeAsync(slot->at, 0) : cuMemFree_v2(slot->at), 0);
+}
 
 /* A new allocation in a slot, half of the time. */
 static ptr refresh(struct slot *slot, uint64_t *random)
 {
 	if (slot->at && next_random(random) % 2)
 		return slot->at;
-	if (slot->at)
-		SAME(cuMemFree_v2(slot->at), 0);
+	release(slot);
 	slot->len = LEAST + next_random(random) % (MOST - LEAST);
-	SAME(cuMemAlloc_v2(&slot->at, slot->len), 0);
+	slot->in_pool = pools && next_random(random) % 2;
+	SAME(slot->in_pool ? cuMemAllocAsync(&slot->at, slot->len, 0) : cuMemAlloc_v2(&slot->at, slot->len), 0);
 	slot->was_sent = false;
 	return slot->at;
 }
@@ -72,7 +82,7 @@ static void exchange(struct side *side, int round, struct slot *from, struct slo
 		/* What the other side has room for. */
 		len[n] = LEAST - skip;
 		fill(host, len[n], (uint32_t)(round * AHEAD + n) * 2 + (uint32_t)side->rank);
-		if (source->was_sent) {
+		if (source->was_sent && !source->in_pool) {
 			SAME(cuMemcpyHtoD_v2(scratch, host, len[n]), 0);
 			SAME(cuMemcpyDtoD_v2(source->at + skip, scratch, len[n]), 0);
 		} else {
@@ -151,8 +161,8 @@ static void allocate_and_exchange(struct side *side)
 	else
 		side_end(side);
 	for (n = 0; n < SLOTS; n++) {
-		SAME(cuMemFree_v2(from[n].at), 0);
-		SAME(cuMemFree_v2(to[n].at), 0);
+		release(&from[n]);
+		release(&to[n]);
 	}
 	SAME(cuMemFree_v2(scratch), 0);
 	free(host);
@@ -163,6 +173,8 @@ int main(int argc, char **argv)
 	rounds = argc > 1 ? atoi(argv[1]) : 100;
 	if (argc > 2 && !strcmp(argv[2], "filtered"))
 		forbidden = FILTERED;
+	else if (argc > 2 && !strcmp(argv[2], "pools"))
+		pools = true;
 	else if (argc > 2) {
 		survivors = mmap(NULL, sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 		CHECK(survivors != MAP_FAILED);

@@ -143,6 +143,14 @@ api! {
         drain_blocking()?;
         with(|model| model.free(addr))
     }
+    fn cuMemAllocAsync(addr: *mut Pointer, len: usize, stream: usize) {
+        find(stream)?;
+        with(|model| model.allocate_in_pool(len)).and_then(|at| put(addr, at))
+    }
+    fn cuMemFreeAsync(addr: Pointer, stream: usize) {
+        find(stream)?.drain();
+        with(|model| model.free_in_pool(addr))
+    }
     fn cuMemFreeHost(addr: Pointer) {
         drain_blocking()?;
         with(|model| model.free_host(addr))
@@ -180,6 +188,9 @@ api! {
         let value = unsafe { value.cast::<c_int>().read_unaligned() };
         with(|model| {
             let found = model.find(addr).filter(|_| attribute == 6).ok_or(INVALID_VALUE)?;
+            if found.is_of_a_pool() {
+                return Err(NOT_SUPPORTED);
+            }
             found.sync.store(value != 0, Ordering::Relaxed);
             Ok(())
         })

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 #[derive(Debug)]
 pub(crate) enum Kind {
     Device(Mapping),
+    /// Of a pool: it has no context, no IPC handle, and no SYNC_MEMOPS.
+    Pool(Mapping),
     /// Of another process, by an IPC handle: the owner, its BUFFER_ID, and how often it is open.
     Imported {
         mapping: Mapping,
@@ -40,9 +42,10 @@ pub(crate) struct Allocation {
 impl Allocation {
     fn mapping(&self) -> Option<&Mapping> {
         match &self.kind {
-            Kind::Device(mapping) | Kind::Imported { mapping, .. } | Kind::Managed(mapping) => {
-                Some(mapping)
-            }
+            Kind::Device(mapping)
+            | Kind::Pool(mapping)
+            | Kind::Imported { mapping, .. }
+            | Kind::Managed(mapping) => Some(mapping),
             Kind::Host(mapping) => mapping.as_ref(),
         }
     }
@@ -54,6 +57,10 @@ impl Allocation {
 
     pub(crate) fn is_host(&self) -> bool {
         matches!(self.kind, Kind::Host(_))
+    }
+
+    pub(crate) fn is_of_a_pool(&self) -> bool {
+        matches!(self.kind, Kind::Pool(_))
     }
 
     pub(crate) fn is_managed(&self) -> bool {

@@ -176,6 +176,17 @@ impl Model {
         self.add(len, mapping, Kind::Device)
     }
 
+    pub(crate) fn allocate_in_pool(&mut self, len: usize) -> Answer<usize> {
+        let (_, ordinal) = self.context()?;
+        let mapping = self.bytes(len, false)?;
+        Ok(self.add_at(mapping.base, len, (0, ordinal), Kind::Pool(mapping)))
+    }
+
+    pub(crate) fn free_in_pool(&mut self, base: usize) -> Answer {
+        let right = |kind: &Kind| matches!(kind, Kind::Pool(_));
+        self.allocations.take(base, right).map(|_| ()).ok_or(INVALID_VALUE)
+    }
+
     pub(crate) fn allocate_managed(&mut self, len: usize) -> Answer<usize> {
         let mapping = self.bytes(len, true)?;
         self.add(len, mapping, Kind::Managed)
