@@ -269,6 +269,23 @@ api! {
         Ok(())
     }
 
+    fn cuDeviceGetName(name: *mut c_char, len: c_int, device: c_int) {
+        with(|model| model.device(device))?;
+        for (at, byte) in b"the double\0".iter().enumerate().take(len.max(0) as usize) {
+            // SAFETY: the caller has room for `len` bytes.
+            unsafe { name.add(at).write(*byte as c_char) };
+        }
+        Ok(())
+    }
+    // There are no kernels.
+    fn cuModuleLoadFatBinary(_module: *mut usize, _image: *const c_void) { Err(NOT_SUPPORTED) }
+    fn cuModuleGetFunction(_to: *mut usize, _module: usize, _name: *const c_char) { Err(NOT_FOUND) }
+    fn cuModuleGetGlobal_v2(_to: *mut Pointer, _len: *mut usize, _module: usize, _name: *const c_char) { Err(NOT_FOUND) }
+    fn cuModuleUnload(_module: usize) { Ok(()) }
+    fn cuOccupancyMaxPotentialBlockSize(_grid: *mut c_int, _block: *mut c_int, _of: usize, _shared: usize, _dynamic: usize, _most: c_int) {
+        Err(NOT_SUPPORTED)
+    }
+
     fn cuGetErrorName(_result: c_int, name: *mut *const c_char) { put(name, c"CUDA_ERROR_OF_THE_DOUBLE".as_ptr()) }
     fn cuGetErrorString(_result: c_int, text: *mut *const c_char) { put(text, c"an error of the double".as_ptr()) }
 }
@@ -343,4 +360,16 @@ fn attribute_of(
         17 => put(to.cast(), 0_usize),
         _ => Err(INVALID_VALUE),
     }
+}
+
+/// There are no kernels.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuLaunchKernel() -> c_int {
+    enter("cuLaunchKernel", || Err(NOT_SUPPORTED))
+}
+
+/// The older name.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cuDevicePrimaryCtxRelease(device: c_int) -> c_int {
+    enter("cuDevicePrimaryCtxRelease", || with(|model| model.release(device)))
 }
