@@ -118,7 +118,7 @@ impl NetSettings {
         Settings {
             life: process::random_u64() | 1,
             address: me,
-            key: self.key.clone(),
+            key: self.key,
             key_source: self.key_source,
             datagram_max,
             peer_timeout_ns: self.peer_timeout_s.saturating_mul(1_000_000_000),
