@@ -13,7 +13,7 @@ use super::state::{Core, Engine};
 use super::{Host, UNKNOWN_SOURCE};
 use crate::memory::SegmentList;
 use crate::transport::{
-    Address, Departure, Handler, Iface, LaneId, Mark, PeerId, RemoteKey, StreamEnd,
+    Address, Departure, Figures, Handler, Iface, LaneId, Mark, PeerId, RemoteKey, StreamEnd,
 };
 
 /// Handles what the interface delivers during one poll.
@@ -113,6 +113,10 @@ impl<H: Host> Handler for Delivery<'_, H> {
     fn is_owed(&self, peer: PeerId) -> bool {
         self.core.is_owed(peer, self.host)
     }
+
+    fn on_turns(&mut self, figures: &Figures) {
+        self.host.show(&self.core.counts, self.core.matching.bytes, figures);
+    }
 }
 
 impl<H: Host> Delivery<'_, H> {
@@ -183,6 +187,12 @@ impl<I: Iface> Engine<I> {
     /// Event counts so far.
     pub(crate) fn counts(&self) -> Counts {
         self.core.counts
+    }
+
+    /// Shows what the endpoint has done, as it does now and then while it polls.
+    pub(crate) fn show(&mut self, host: &mut impl Host) {
+        let figures = self.iface.figures();
+        host.show(&self.core.counts, self.core.matching.bytes, &figures);
     }
 
     /// The peer at `address`; makes contact if this is the first call for it.

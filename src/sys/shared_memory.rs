@@ -88,8 +88,26 @@ impl SharedMemory {
         Ok((Self::map(fd.as_fd_ref(), 0, len)?, fd))
     }
 
+    /// As [`Self::create`], under a label by which other processes of the same user find it. Only this mapping can ever
+    /// be written: the file is read-only for its user, and sealed against writing (fcntl(2), F_SEAL_FUTURE_WRITE) where
+    /// the kernel knows that, from Linux 5.1 on.
+    pub(crate) fn create_page(label: &str, len: usize, reserved: usize) -> Result<(Self, OwnedFd)> {
+        let fd = Self::unsealed(label, len, reserved)?;
+        let this = Self::map(fd.as_fd_ref(), 0, len)?;
+        // SAFETY: an owned descriptor.
+        check(unsafe { libc::fchmod(fd.as_raw_fd(), 0o400) })?;
+        seal(&fd, SEALS | libc::F_SEAL_FUTURE_WRITE).or_else(|_| seal(&fd, SEALS))?;
+        Ok((this, fd))
+    }
+
     /// A file of `len` zeroed bytes for several mappings, of which the first `reserved` are reserved; see [`Self::create`].
     pub(crate) fn reserve(label: &str, len: usize, reserved: usize) -> Result<OwnedFd> {
+        let fd = Self::unsealed(label, len, reserved)?;
+        seal(&fd, SEALS)?;
+        Ok(fd)
+    }
+
+    fn unsealed(label: &str, len: usize, reserved: usize) -> Result<OwnedFd> {
         // The kernel would end a process that exceeds the limit (setrlimit(2), SIGXFSZ).
         if process::file_size_limit().is_some_and(|limit| limit < len) {
             return Err(Errno(libc::EFBIG));
@@ -118,8 +136,6 @@ impl SharedMemory {
         if rc != 0 {
             return Err(Errno(rc));
         }
-        // SAFETY: an owned descriptor.
-        check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) })?;
         Ok(fd)
     }
 
@@ -196,6 +212,11 @@ impl SharedMemory {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
+}
+
+fn seal(fd: &OwnedFd, seals: libc::c_int) -> Result<()> {
+    // SAFETY: an owned descriptor.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) }).map(drop)
 }
 
 #[cfg(test)]

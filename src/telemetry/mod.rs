@@ -1,4 +1,4 @@
-//! The log: lines for libfabric's, the provider's own, and their rate limits.
+//! The log: lines for libfabric's, the provider's own, and their rate limits; and the page of counts of the process.
 
 mod cause;
 pub(crate) mod config;
@@ -8,4 +8,5 @@ pub(crate) mod limited;
 pub(crate) mod log;
 mod node;
 pub(crate) mod own;
+pub(crate) mod page;
 mod soon;

@@ -302,6 +302,67 @@ pub(crate) trait Handler {
     fn on_departure(&mut self, peer: PeerId, departure: Departure);
     /// Whether an operation waits for `peer`: only then is its silence worth a check.
     fn is_owed(&self, peer: PeerId) -> bool;
+    /// Some time has passed: what the transports have done until now.
+    fn on_turns(&mut self, figures: &Figures) {
+        let _ = figures;
+    }
+}
+
+/// What an endpoint's transports have done, for people.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Figures {
+    /// Polls, modulo 2^32, and those since one delivered a message.
+    pub(crate) polls: u64,
+    pub(crate) empty_polls: u64,
+    /// Preparations for sleep.
+    pub(crate) sleeps: u64,
+    pub(crate) packets: PacketCounts,
+    /// Some of the peers, the next ones each time; none before a thread sleeps.
+    pub(crate) peers: Vec<PeerFigures>,
+}
+
+/// Counts of the packets of transports that have some.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct PacketCounts {
+    pub(crate) sent: u64,
+    pub(crate) received: u64,
+    pub(crate) retransmitted: u64,
+    pub(crate) timeouts: u64,
+    pub(crate) duplicates: u64,
+    pub(crate) no_room: u64,
+    pub(crate) forged: u64,
+    pub(crate) stray: u64,
+    pub(crate) connected: u64,
+}
+
+/// What is known of one peer.
+#[derive(Clone, Debug)]
+pub(crate) struct PeerFigures {
+    pub(crate) peer: PeerId,
+    pub(crate) address: Address,
+    /// The transport of messages to it, why there is no better one (may be empty), and its counts. `None`: it is not
+    /// connected, or between two transports.
+    pub(crate) by: Option<(&'static str, &'static str, PeerCounts)>,
+}
+
+/// Counts of one peer; those that a transport does not have are [`PeerCounts::UNKNOWN`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PeerCounts {
+    /// Messages each way since contact was made; modulo 2^32 in shared memory.
+    pub(crate) sent: u64,
+    pub(crate) received: u64,
+    /// Smoothed round trip, nanoseconds.
+    pub(crate) rtt_ns: u64,
+}
+
+impl PeerCounts {
+    pub(crate) const UNKNOWN: u64 = u64::MAX;
+}
+
+impl Default for PeerCounts {
+    fn default() -> Self {
+        Self { sent: Self::UNKNOWN, received: Self::UNKNOWN, rtt_ns: Self::UNKNOWN }
+    }
 }
 
 /// Reliable messages, in order from one peer to another. A transport without room refuses a message; it never queues
@@ -574,6 +635,11 @@ pub(crate) trait Iface: Messages + OneSided + Streaming + Sharing {
         ""
     }
 
+    /// What the transports have done, without a peer.
+    fn figures(&self) -> Figures {
+        Figures::default()
+    }
+
     /// Delivers arrived messages, a bounded number; returns the number of events.
     fn poll(&mut self, handler: &mut impl Handler) -> usize;
 }
@@ -779,6 +845,24 @@ pub(crate) trait Transport: Messages + OneSided + Streaming + Sharing + Sized {
     /// Messages that the peers' endpoints may not have yet, in units of the transport.
     fn unacknowledged(&self) -> usize {
         0
+    }
+
+    /// Counts of its packets.
+    fn packet_counts(&self) -> PacketCounts {
+        PacketCounts::default()
+    }
+
+    /// Counts of one peer's messages.
+    fn peer_counts(&self, peer: PeerId) -> PeerCounts {
+        let _ = peer;
+        PeerCounts::default()
+    }
+
+    /// Why messages to this peer take no better way, in a few words; empty: this transport is not the reason.
+    /// `carries`: they take this transport, else a later one.
+    fn shortfall(&self, peer: PeerId, address: &Address, carries: bool) -> &'static str {
+        let _ = (peer, address, carries);
+        ""
     }
 
     /// Whether a thread that polls, with so many endpoints in this process, may keep others from a processor they need.

@@ -1,6 +1,7 @@
 //! The router decides which transport carries messages to a peer. It is the one [`Iface`] that the protocol layer
 //! drives. It names no transport; [`list`] does.
 
+mod figures;
 mod list;
 mod moving;
 mod pace;
@@ -24,7 +25,7 @@ use list::{Lane, Lanes, each_lane, each_lane_mut, on_lane, on_lane_mut, without_
 pub(crate) use list::{addresses_of, device_at, with_device};
 use pace::Pace;
 pub(crate) use routes::Router;
-use routes::{NO_WAY, Route, set_route};
+use routes::{NO_WAY, Reported, Route, set_route};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -103,6 +104,7 @@ impl Router {
             complained: None,
             moving: Vec::new(),
             mixed: false,
+            reported: Reported::default(),
             blocked: Vec::new(),
         })
     }
@@ -242,6 +244,9 @@ impl Router {
                 self.move_messages(handler);
             }
         }
+        if now >= self.reported.due {
+            self.report(now, handler);
+        }
         n
     }
 
@@ -272,6 +277,7 @@ impl Router {
         // Where there is work, transports that sleep already go on: somebody else may have put them to sleep.
         let mut idle = self.moving.is_empty();
         each_lane_mut!(self.lanes, (lane, t) => idle = idle && t.sleep());
+        self.reported.sleeps += u64::from(idle);
         idle
     }
 
@@ -710,6 +716,10 @@ impl Iface for Router {
             Route::None => "not connected",
             Route::Moving => "being moved to another transport",
         }
+    }
+
+    fn figures(&self) -> Figures {
+        self.all_figures()
     }
 
     #[inline]

@@ -11,11 +11,14 @@ mod find;
 mod info;
 mod key;
 mod libfabric;
+mod page;
 mod peer;
 mod perf;
 mod probe;
 mod run;
+mod stat;
 mod watch;
+mod why;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
@@ -38,6 +41,10 @@ enum Command {
     Doctor(doctor::Doctor),
     /// Make the file with the job key that keeps other hosts out
     Key(key::Key),
+    /// Show what the endpoints of running processes have done, also of those that hang
+    Stat(stat::Stat),
+    /// Say in sentences what slows running processes down, the worst first
+    Why(why::Why),
     /// Measure latency and bandwidth by message size, within this node or to another one
     Perf(perf::Perf),
     /// Print the completion of a shell
@@ -63,6 +70,8 @@ fn main() -> ExitCode {
         Command::Info(command) => command.run(),
         Command::Doctor(command) => command.run(),
         Command::Key(command) => command.run(),
+        Command::Stat(command) => command.run(),
+        Command::Why(command) => command.run(),
         Command::Perf(command) => command.run(),
         Command::Probe(command) => command.run(),
         Command::Peer => peer::run(),

@@ -1,6 +1,7 @@
 //! Enabling an endpoint and its contexts, and closing them.
 
 use super::contexts::Role;
+use super::page::PageRecord;
 use super::state::{AllBindings, Bindings, Endpoint, EndpointFid};
 use crate::ofi::elsewhere::Elsewhere;
 use crate::ofi::lock::{Guard, Hold};
@@ -97,7 +98,7 @@ impl Endpoint {
             log::limited!(cause: e.0, "cannot open an endpoint at {bind}: {e}");
             if e.0 == libc::EADDRINUSE { FI_EADDRINUSE } else { e.0 }
         })?;
-        let wait_fd = router.wait_fd();
+        let (wait_fd, address) = (router.wait_fd(), router.address());
         let config = &config.endpoint;
         let limits = Limits {
             eager_max: config.eager_max,
@@ -114,6 +115,7 @@ impl Endpoint {
         };
         // SAFETY: the guard belongs to this domain; no other reference to the engine exists in this step.
         unsafe { *self.engine.get(guard) = Some(Engine::new(router, limits)) };
+        self.state(guard).page = PageRecord::open(address).map(Box::new);
         self.domain.enter(self, wait_fd, guard)?;
         Ok(wait_fd)
     }
@@ -173,6 +175,8 @@ impl Endpoint {
                 engine.counts()
             ));
         }
+        self.show(guard);
+        self.state(guard).page = None;
         // SAFETY: the guard belongs to this domain; the endpoint is in no list, so no other code reaches the engine.
         unsafe { *self.engine.get(guard) = None };
         *self.bindings.write(guard) = AllBindings::default();

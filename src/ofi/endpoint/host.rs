@@ -8,9 +8,10 @@ use crate::ofi::domain::DomainState;
 use crate::ofi::lock::Guard;
 use crate::ofi::trigger::{Count, Ended};
 use crate::protocol::{
-    Completion, Direction, Failure, Host, Receives, RemoteAccess, RemoteRange, UNKNOWN_SOURCE,
+    Completion, Counts, Direction, Failure, Host, Receives, RemoteAccess, RemoteRange,
+    UNKNOWN_SOURCE,
 };
-use crate::transport::Address;
+use crate::transport::{Address, Figures};
 use libfabric_sys::{
     FI_ADDR_NOTAVAIL, FI_ATOMIC, FI_COLLECTIVE, FI_MSG, FI_MULTI_RECV, FI_READ, FI_RECV,
     FI_REMOTE_CQ_DATA, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_SEND, FI_TAGGED, FI_WRITE,
@@ -241,6 +242,12 @@ impl Host for EndpointHost<'_> {
             && self.bindings().remote_write_counter.is_none()
             && !heard(Right::Write);
         (region.remote_read || region.remote_write).then_some((id, region))
+    }
+
+    fn show(&mut self, counts: &Counts, held: usize, figures: &Figures) {
+        if let Some(page) = &mut self.endpoint.state(self.guard).page {
+            page.show(counts, held, figures);
+        }
     }
 
     fn joined(&mut self, group: u64, outcome: Result<(), i32>) {

@@ -15,6 +15,7 @@ mod kept;
 mod msg;
 mod none;
 mod options;
+mod page;
 mod progress;
 mod rma;
 mod shared;

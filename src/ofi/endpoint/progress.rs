@@ -52,6 +52,10 @@ impl Progress for Endpoint {
             self.wake_if_unwatched(guard);
             return false;
         }
+        if let Some(page) = &mut self.state(guard).page {
+            page.sleep();
+            self.show(guard);
+        }
         true
     }
 
@@ -99,11 +103,23 @@ impl Join for Endpoint {
 }
 
 impl Endpoint {
+    /// Brings what other processes see of the endpoint up to date: it may do nothing for long.
+    #[inline(never)]
+    pub(super) fn show(&self, guard: &Guard<'_>) {
+        let mut host = self.host(guard);
+        if let Some(engine) = self.engine(guard) {
+            engine.show(&mut host);
+        }
+    }
+
     fn wake_if_unwatched(&self, guard: &Guard<'_>) {
         let state = self.state(guard);
         if state.armed == 0 && !state.thread_armed {
             if let Some(engine) = self.engine(guard) {
                 engine.iface_mut().awake();
+            }
+            if let Some(page) = &mut self.state(guard).page {
+                page.wake();
             }
         }
     }

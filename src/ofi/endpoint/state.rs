@@ -1,6 +1,7 @@
 //! An endpoint and the objects that it reports to, and the contexts that endpoints share.
 
 use super::contexts::{Contexts, Role};
+use super::page::PageRecord;
 use crate::memory::atomic::MAX_BYTES;
 use crate::memory::keys::Right;
 use crate::ofi::av::AddressVector;
@@ -112,6 +113,8 @@ pub(super) struct EndpointState {
     pub(super) thread_armed: bool,
     /// The application has polled since the progress thread last checked.
     pub(super) polled: bool,
+    /// What other processes see of the endpoint, from when it is enabled until it is closed.
+    pub(super) page: Option<Box<PageRecord>>,
     /// The collective groups of the endpoint.
     pub(super) groups: Vec<Membership>,
 }
@@ -304,6 +307,7 @@ impl EndpointState {
             armed: 0,
             thread_armed: false,
             polled: false,
+            page: None,
             groups: Vec::new(),
         }
     }

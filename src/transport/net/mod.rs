@@ -21,9 +21,9 @@ use self::core::{Core, Event};
 use super::peers::PeerTable;
 use super::{
     Access, Address, BCOPY_LEAST, Caps, Contact, Departure, ELSEWHERE, Handler, Head, LaneCaps,
-    LaneId, Lanes, LookedAt, MAX_HEADER, Mark, Messages, Mode, OneSided, Opening, PeerId, Prepared,
-    Purpose, Put, Registered, Remote, RemoteKey, SendError, Sharing, Source, StreamEnd, Streaming,
-    Transport,
+    LaneId, Lanes, LookedAt, MAX_HEADER, Mark, Messages, Mode, OneSided, Opening, PacketCounts,
+    PeerCounts, PeerId, Prepared, Purpose, Put, Registered, Remote, RemoteKey, SendError, Sharing,
+    Source, StreamEnd, Streaming, Transport,
 };
 use crate::config::Config;
 use crate::memory::{Segment, SegmentList};
@@ -1127,6 +1127,36 @@ impl Transport for Net {
     fn hasten(&mut self) {
         self.rhythm.span = 0;
         self.rhythm.hot = self.rhythm.hot.max(1);
+    }
+
+    fn packet_counts(&self) -> PacketCounts {
+        let Some(core) = self.core.enter() else { return PacketCounts::default() };
+        let counts = core.machine.counts();
+        PacketCounts {
+            sent: counts.data_sent,
+            received: counts.data_received,
+            retransmitted: counts.retransmitted,
+            timeouts: counts.timeouts,
+            duplicates: counts.duplicates,
+            no_room: counts.no_room,
+            forged: counts.forged,
+            stray: counts.stray,
+            connected: core.machine.connections() as u64,
+        }
+    }
+
+    fn peer_counts(&self, peer: PeerId) -> PeerCounts {
+        let inner = self.numbers.inner(peer);
+        let known = inner.and_then(|inner| self.core.enter()?.machine.exchanged(inner));
+        known.map_or_else(PeerCounts::default, |(sent, received, rtt_ns)| {
+            let rtt_ns = if rtt_ns > 0 { rtt_ns } else { PeerCounts::UNKNOWN };
+            PeerCounts { sent, received, rtt_ns }
+        })
+    }
+
+    fn shortfall(&self, _: PeerId, _: &Address, _: bool) -> &'static str {
+        let device = self.core.enter().is_some_and(|core| core.link.rdma_counts().is_some());
+        if device { "" } else { "no RDMA device is in use" }
     }
 
     fn unacknowledged(&self) -> usize {

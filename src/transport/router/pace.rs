@@ -35,6 +35,11 @@ impl Pace {
         self.is_still()
     }
 
+    /// Polls so far, modulo 2^32, and those since one delivered a message.
+    pub(super) fn polls(&self) -> (u64, u64) {
+        (u64::from(self.polls), u64::from(self.empty))
+    }
+
     /// Nothing has arrived for a while.
     #[inline]
     pub(super) fn is_still(&self) -> bool {

@@ -59,8 +59,20 @@ pub(crate) struct Router {
     pub(super) moving: Vec<Moving>,
     /// There was a peer whose messages arrive by another transport than messages to it take.
     pub(super) mixed: bool,
+    pub(super) reported: Reported,
     /// Peers for which a transport had no room, and how long.
     pub(super) blocked: Vec<(PeerId, Waited)>,
+}
+
+/// What was reported of the endpoint (`figures.rs`).
+#[derive(Debug, Default)]
+pub(super) struct Reported {
+    /// Preparations for sleep.
+    pub(super) sleeps: u64,
+    /// The peer that was reported last.
+    pub(super) peer: usize,
+    /// When the next report is due, nanoseconds.
+    pub(super) due: u64,
 }
 
 impl Router {

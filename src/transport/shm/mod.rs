@@ -33,8 +33,8 @@ mod whole;
 
 use super::peers::PeerTable;
 use super::{
-    Address, Caps, Contact, ELSEWHERE, Handler, Head, LocalHost, Messages, Mode, Opening, PeerId,
-    Returned, SendError, Streaming, Transport,
+    Address, Caps, Contact, ELSEWHERE, Handler, Head, LocalHost, Messages, Mode, Opening,
+    PeerCounts, PeerId, Returned, SendError, Streaming, Transport,
 };
 use crate::memory::Segment;
 use crate::sys::bell::Bell;
@@ -533,6 +533,21 @@ impl Transport for Shm {
                 Ok(Contact::Settling)
             }
             contact => contact,
+        }
+    }
+
+    fn peer_counts(&self, peer: PeerId) -> PeerCounts {
+        let sent = self.out(peer).map(|link| u64::from(link.producer.published()));
+        let received = self.inbound_of(peer).map(|link| u64::from(link.consumer.consumed()));
+        let unknown = PeerCounts::default();
+        PeerCounts { sent: sent.unwrap_or(0), received: received.unwrap_or(0), ..unknown }
+    }
+
+    fn shortfall(&self, _: PeerId, address: &Address, carries: bool) -> &'static str {
+        match (carries || !self.host.owns(address.0.ip()), self.door.open) {
+            (true, _) => "",
+            (false, true) => "the peer is on this host, and could not be reached by shared memory",
+            (false, false) => "the peer is on this host, but this process has no shared memory",
         }
     }
 

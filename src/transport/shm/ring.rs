@@ -117,6 +117,11 @@ pub(super) struct Producer<M = Arc<SharedMemory>> {
 }
 
 impl<M: Storage> Producer<M> {
+    /// Slots published so far, modulo 2^32.
+    pub(super) fn published(&self) -> u32 {
+        self.tail
+    }
+
     /// The sending end of a new, zeroed segment, whose messages may have to go another way.
     pub(super) fn new(memory: M, geometry: Geometry) -> Self {
         debug_assert!(memory.len() >= geometry.len());
@@ -335,6 +340,7 @@ impl<M: Storage> Producer<M> {
         self.flags() & FLAG_PRESSURE != 0
     }
 
+    #[inline]
     fn refresh(&mut self) {
         self.consumed = word(&self.memory, CONSUMED).load(Ordering::Acquire);
         if self.consumed != 0 {

@@ -72,6 +72,11 @@ impl Congestion {
         self.window / ONE
     }
 
+    /// Smoothed round trip, nanoseconds; 0: not measured.
+    pub(super) fn round_trip_ns(&self) -> u64 {
+        u64::from(self.rtt_ns)
+    }
+
     /// The retransmission timeout, nanoseconds.
     #[inline]
     pub(super) fn timeout_ns(&self) -> u64 {

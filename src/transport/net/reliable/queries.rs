@@ -89,6 +89,13 @@ impl Reliable {
         Some(remote.key.tag(&self.shared.hash, direction, bytes, &[]))
     }
 
+    /// Messages sent to `peer` and delivered from it, and the smoothed round trip to it, nanoseconds, 0 before one is
+    /// measured.
+    pub(crate) fn exchanged(&self, peer: PeerId) -> Option<(u64, u64, u64)> {
+        let c = self.table.of(peer)?;
+        Some((c.sender.sent, c.receiver.reassembly.delivered, c.sender.round_trip_ns()))
+    }
+
     /// The last packet that was queued for `peer`; `None`: it has acknowledged all.
     pub(crate) fn last_sent(&self, peer: PeerId) -> Option<Mark> {
         let c = self.table.of(peer).filter(|c| !c.sender.window.packets.is_empty())?;

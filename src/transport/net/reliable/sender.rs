@@ -62,6 +62,11 @@ impl Sender {
         self.credit_end = self.window.base + u64::from(packets.max(1));
     }
 
+    /// Smoothed round trip, nanoseconds; 0: not measured.
+    pub(super) fn round_trip_ns(&self) -> u64 {
+        self.congestion.round_trip_ns()
+    }
+
     /// Packets that may be in flight.
     pub(super) fn limit(&self) -> u64 {
         let credit = self.credit_end.saturating_sub(self.window.base);

@@ -1,0 +1,359 @@
+//! The pages of running processes (`src/telemetry/page` of the provider says what is in them): found in /proc/PID/fd, and
+//! read without the process's help.
+//!
+//! Root reads the pages of other users, which may hold anything: nothing of a page is trusted, and no text of it can
+//! control the terminal.
+
+use serde_json::{Map, Value, json};
+use std::fs;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How a link in /proc/PID/fd to a page reads.
+const LINK: &str = "/memfd:udrv-page (deleted)";
+const MAGIC: &[u8] = b"udrvpage";
+const LAYOUT: u64 = 1;
+/// Longest page that is read, bytes.
+const LONGEST: usize = 1 << 24;
+/// How often a page is read again because it changes meanwhile. A process that was stopped at such a moment has a record
+/// that changes for long: it is left out.
+const TRIES: usize = 50;
+/// No value.
+const NONE: u64 = u64::MAX;
+
+/// A page as it was at one moment.
+pub(crate) struct Page {
+    bytes: Vec<u8>,
+    /// The same, read later: what differs has changed meanwhile.
+    later: Vec<u8>,
+}
+
+/// The numbers of all processes, or of those of `only`, in their order.
+fn processes(only: &[u32]) -> Vec<u32> {
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut pids: Vec<u32> =
+        all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    pids.retain(|pid| only.is_empty() || only.contains(pid));
+    pids.sort_unstable();
+    pids
+}
+
+/// `None`: it has no page, or not one that this user may read. Errors: it has one of a layout that is not known.
+fn of_process(pid: u32) -> Option<Result<Value, String>> {
+    let links = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
+    let is_page =
+        |path: &PathBuf| fs::read_link(path).is_ok_and(|target| target.as_os_str() == LINK);
+    let own_number = own_number(pid);
+    let mut unknown = None;
+    for path in links.map(|entry| entry.path()).filter(is_page) {
+        match open(&path).and_then(|file| Page::read(&file)) {
+            // A forked child has its parent's page too.
+            Ok(page) if page.word(9) != Some(own_number) => {}
+            Ok(page) => {
+                let mut json = page.json();
+                let fields = json.as_object_mut()?;
+                fields.insert("pid".to_owned(), pid.into());
+                fields.insert("command".to_owned(), command(pid).into());
+                fields.insert("process_state".to_owned(), state(pid).into());
+                return Some(Ok(json));
+            }
+            Err(error) => unknown = Some(Err(format!("process {pid}: {error}"))),
+        }
+    }
+    unknown
+}
+
+fn open(path: &Path) -> Result<fs::File, String> {
+    // A FIFO of that name in another mount namespace does not keep the reader waiting.
+    let file = fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = file.map_err(|error| error.to_string())?;
+    let is_file = file.metadata().is_ok_and(|data| data.is_file());
+    if is_file { Ok(file) } else { Err("not a page of udrv".to_owned()) }
+}
+
+/// The number that a process has for itself, which in a container is not the one that others see.
+fn own_number(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    let own = numbers.and_then(|numbers| numbers.split_whitespace().last()?.parse().ok());
+    own.unwrap_or_else(|| pid.into())
+}
+
+/// What it runs, as ps(1) shows it.
+fn command(pid: u32) -> String {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    printable(&line)
+}
+
+/// The letter of its state (proc_pid_stat(5)), such as `T`: stopped.
+fn state(pid: u32) -> String {
+    let stat = fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let stat = String::from_utf8_lossy(&stat);
+    stat.rsplit(") ").next().and_then(|rest| rest.get(..1)).unwrap_or("").to_owned()
+}
+
+/// Without what controls a terminal.
+fn printable(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().trim().to_owned()
+}
+
+impl Page {
+    pub(crate) fn read(file: &fs::File) -> Result<Self, String> {
+        let read = |len: usize| {
+            let mut bytes = vec![0; len];
+            file.read_exact_at(&mut bytes, 0).map(|()| bytes).map_err(|error| error.to_string())
+        };
+        let head = Self { bytes: read(24)?, later: Vec::new() };
+        if head.bytes.get(..8) != Some(MAGIC) {
+            return Err("not a page of udrv".to_owned());
+        }
+        if head.word(1) != Some(LAYOUT) {
+            return Err(format!("a page of layout {}, not {LAYOUT}", head.word(1).unwrap_or(0)));
+        }
+        let len = (head.word(2).unwrap_or(0) as usize).min(LONGEST);
+        let mut page = Self { bytes: read(len)?, later: read(len)? };
+        for _ in 0..TRIES {
+            if page.is_at_rest() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+            page = Self { bytes: read(len)?, later: read(len)? };
+        }
+        Ok(page)
+    }
+
+    /// No record was changed while the page was read.
+    fn is_at_rest(&self) -> bool {
+        let at_rest = |(begin, _)| self.is_whole(begin).unwrap_or(true);
+        self.begins(3).chain(self.begins(6)).all(at_rest)
+    }
+
+    /// Whether the record at this byte did not change while it was read. `None`: it is not in the page.
+    fn is_whole(&self, begin: usize) -> Option<bool> {
+        let sequence = self.word(begin / 8)?;
+        let later = self.later.get(8 * (begin / 8)..8 * (begin / 8) + 8)?;
+        Some(sequence % 2 == 0 && sequence.to_ne_bytes() == *later)
+    }
+
+    /// Where the records of the table begin that is described from word `at` on, and their numbers.
+    fn begins(&self, at: usize) -> impl Iterator<Item = (usize, usize)> {
+        let word = |more: usize| self.word(at + more).unwrap_or(0) as usize;
+        let (begin, bytes, count) = (word(0), word(1), word(2));
+        let place =
+            move |number: usize| Some((begin.checked_add(number.checked_mul(bytes)?)?, number));
+        (0..count.min(LONGEST / bytes.max(8))).map_while(place)
+    }
+
+    fn word(&self, at: usize) -> Option<u64> {
+        let begin = at.checked_mul(8)?;
+        let bytes = self.bytes.get(begin..begin.checked_add(8)?)?;
+        Some(u64::from_ne_bytes(bytes.try_into().ok()?))
+    }
+
+    /// A text that begins at this byte and has room for so many.
+    fn text(&self, at: usize, room: usize) -> String {
+        self.raw(at, room).map(printable).unwrap_or_default()
+    }
+
+    fn raw(&self, at: usize, room: usize) -> Option<&[u8]> {
+        self.bytes.get(at..at.checked_add(room)?)?.split(|byte| *byte == 0).next()
+    }
+
+    /// Everything in it.
+    pub(crate) fn json(&self) -> Value {
+        let text = |number: usize| self.text(8 * (16 + 8 * number), 64);
+        let number = |at: usize| self.word(at).filter(|word| *word != NONE);
+        let room = self.word(3).map_or(0, |end| end as usize).saturating_sub(8 * 64);
+        let names = String::from_utf8_lossy(self.raw(8 * 64, room).unwrap_or_default());
+        let (endpoint, peer) = names.split_once('\n').unwrap_or_default();
+        json!({
+            "pid": number(9),
+            "rank": number(11),
+            "host": text(1),
+            "program": text(2),
+            "version": text(0),
+            "since_unix_ns": number(10),
+            "not_shown": number(12),
+            "endpoints": self.records(3, endpoint),
+            "peers": self.records(6, peer),
+        })
+    }
+
+    /// The open records of the table that is described from word `at` on.
+    fn records(&self, at: usize, names: &str) -> Vec<Value> {
+        // Records that overlap would let a small page become a long list.
+        if self.word(at + 1).unwrap_or(0) < width(names) {
+            return Vec::new();
+        }
+        self.begins(at).filter_map(|(begin, number)| self.record(begin, number, names)).collect()
+    }
+
+    /// `None`: it is not open, or changed while it was read.
+    fn record(&self, begin: usize, number: usize, names: &str) -> Option<Value> {
+        if !self.is_whole(begin)? || self.word(begin / 8 + 1)? != 1 {
+            return None;
+        }
+        let mut fields = Map::new();
+        fields.insert("number".to_owned(), number.into());
+        let mut at = begin;
+        for name in names.split_whitespace() {
+            match name.split_once(':') {
+                Some((name, room)) => {
+                    let room: usize = room.parse().ok()?;
+                    fields.insert(name.to_owned(), self.text(at, room).into());
+                    at = at.checked_add(room)?;
+                }
+                None => {
+                    let value = self.word(at / 8)?;
+                    if !matches!(name, "sequence" | "state") && value != NONE {
+                        fields.insert(name.to_owned(), value.into());
+                    }
+                    at += 8;
+                }
+            }
+        }
+        Some(fields.into())
+    }
+}
+
+/// The pages of the processes named, or of all, as JSON. Errors: none has one that can be read. A page of a layout that
+/// is not known is named on the standard error stream.
+pub(crate) fn all(only: &[u32]) -> Result<Vec<Value>, String> {
+    let (mut found, mut unknown) = (Vec::new(), Vec::new());
+    for page in processes(only).into_iter().filter_map(of_process) {
+        match page {
+            Ok(page) => found.push(page),
+            Err(error) => unknown.push(error),
+        }
+    }
+    let none = match only {
+        [] => "no process of this user has an endpoint of udrv".to_owned(),
+        _ => format!("no endpoint of udrv in {only:?}, or not of this user"),
+    };
+    if found.is_empty() {
+        return Err(if unknown.is_empty() { none } else { unknown.join("; ") });
+    }
+    unknown.iter().for_each(|error| eprintln!("udrv: {error}"));
+    Ok(found)
+}
+
+/// Bytes of a record with these names. None counts for nothing, however short its text.
+fn width(names: &str) -> u64 {
+    let room = |name: &str| name.split_once(':').map_or(8, |(_, room)| room.parse().unwrap_or(8));
+    let width = |name: &str| room(name).max(8);
+    names.split_whitespace().map(width).fold(0, u64::saturating_add)
+}
+
+/// Sums a field over the endpoints of a page.
+pub(crate) fn sum(page: &Value, field: &str) -> u64 {
+    let endpoints = page.get("endpoints").and_then(Value::as_array).into_iter().flatten();
+    endpoints.filter_map(|endpoint| endpoint.get(field)?.as_u64()).sum()
+}
+
+/// A process with its rank, host and number, as people name it.
+pub(crate) fn name(page: &Value) -> String {
+    let number = |field: &str| page.get(field).and_then(Value::as_u64);
+    let host = page.get("host").and_then(Value::as_str).unwrap_or("?");
+    let pid = number("pid").unwrap_or(0);
+    match number("rank") {
+        Some(rank) => format!("rank {rank} ({host}, process {pid})"),
+        None => format!("process {pid} ({host})"),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::indexing_slicing)] // of JSON values too
+mod tests {
+    use super::*;
+
+    /// A page with one endpoint and one peer, as the provider lays it out, of other names than today's.
+    fn page(words: &[(usize, u64)]) -> Page {
+        let mut bytes = vec![0u8; 4096];
+        let names = b"sequence state address:16 eager_sent shoes\nsequence state endpoint transport:16 rtt_ns\0";
+        let mut put =
+            |at: usize, value: u64| bytes[8 * at..8 * at + 8].copy_from_slice(&value.to_ne_bytes());
+        put(0, u64::from_ne_bytes(*b"udrvpage"));
+        for (at, value) in [
+            (1, 1),
+            (2, 4096),
+            (3, 2048),
+            (4, 48),
+            (5, 2),
+            (6, 3072),
+            (7, 48),
+            (8, 1),
+            (9, 7),
+            (11, NONE),
+        ] {
+            put(at, value);
+        }
+        put(256, 2);
+        put(257, 1);
+        put(258, u64::from_ne_bytes(*b"a:1\0\0\0\0\0"));
+        put(260, 5);
+        put(261, 6);
+        for (at, value) in words {
+            put(*at, *value);
+        }
+        bytes[512..512 + names.len()].copy_from_slice(names);
+        Page { later: bytes.clone(), bytes }
+    }
+
+    #[test]
+    fn words_are_taken_by_their_names() {
+        let json = page(&[]).json();
+        assert_eq!(json["endpoints"][0]["shoes"], 6);
+        assert_eq!(json["endpoints"][0]["address"], "a:1");
+        assert_eq!((&json["pid"], &json["rank"]), (&json!(7), &Value::Null));
+        assert_eq!(sum(&json, "eager_sent"), 5);
+        assert_eq!(json["peers"], json!([]));
+        assert_eq!(json["endpoints"].as_array().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn what_changes_or_is_unknown_is_left_out() {
+        assert_eq!(page(&[(256, 3)]).json()["endpoints"], json!([]));
+        let mut torn = page(&[]);
+        torn.later[8 * 256] = 4;
+        assert!(!torn.is_at_rest());
+        assert_eq!(torn.json()["endpoints"], json!([]));
+        assert!(page(&[(261, NONE)]).json()["endpoints"][0].get("shoes").is_none());
+    }
+
+    #[test]
+    fn any_bytes_are_harmless() {
+        for at in 2..9 {
+            for value in [1, 2047, u64::MAX, 1 << 40] {
+                let page = page(&[(at, value)]);
+                let _ = (page.is_at_rest(), page.json());
+            }
+        }
+        assert_eq!(printable(b"a\x1b[31m\nb\0"), "a [31m b");
+    }
+
+    #[test]
+    fn pages_of_other_layouts_are_named() {
+        let read = |words: &[(usize, u64)]| {
+            let name =
+                format!("{}/udrv-page-{}", std::env::temp_dir().display(), std::process::id());
+            fs::write(&name, page(words).bytes).unwrap();
+            let read = open(Path::new(&name)).and_then(|file| Page::read(&file).map(|_| ()));
+            fs::remove_file(&name).unwrap();
+            read
+        };
+        assert_eq!(read(&[]), Ok(()));
+        assert_eq!(read(&[(1, 2)]), Err("a page of layout 2, not 1".to_owned()));
+        assert_eq!(read(&[(0, 2)]), Err("not a page of udrv".to_owned()));
+        assert!(read(&[(2, 1 << 60)]).is_err(), "longer than the file");
+        assert!(open(Path::new("/")).is_err());
+    }
+
+    #[test]
+    fn this_process_is_what_it_is() {
+        let pid = std::process::id();
+        assert_eq!((own_number(pid) > 0, state(pid).len()), (true, 1));
+        assert!(!command(pid).is_empty() && of_process(pid).is_none());
+    }
+}
