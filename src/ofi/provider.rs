@@ -4,7 +4,7 @@ use super::guard::{code, entry};
 use super::ops::fabric;
 use super::{core, info};
 use crate::config::{Config, variables};
-use crate::telemetry::{log, own};
+use crate::telemetry::{identity, log, own};
 use libfabric_sys::{fi_context, fi_fabric_attr, fi_info, fi_provider, fi_version, fid_fabric};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
@@ -39,8 +39,8 @@ pub(crate) fn initialise() -> *mut fi_provider {
     core::attach(provider);
     own::set(Some(&Config::from_environment().log));
     let version = core::version();
+    let (major, minor) = (version >> 16, version & 0xffff);
     if version < OLDEST {
-        let (major, minor) = (version >> 16, version & 0xffff);
         let level = if is_asked_for() { log::error } else { log::info };
         level(format_args!(
             "libfabric {major}.{minor} is too old for udrv, which is not used: it takes libfabric 1.17 or newer (LD_LIBRARY_PATH, or the MPI's own copy)"
@@ -58,6 +58,7 @@ pub(crate) fn initialise() -> *mut fi_provider {
     variables().for_each(core::define_parameter);
     core::system_values(variables()).install();
     own::set(Some(&Config::from_environment().log));
+    log::info(format_args!("udrv {}, on libfabric {major}.{minor}", identity::name()));
     Config::check_environment();
     provider
 }

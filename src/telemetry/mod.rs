@@ -2,6 +2,7 @@
 
 mod cause;
 pub(crate) mod config;
+pub(crate) mod identity;
 mod launcher;
 mod level;
 pub(crate) mod limited;

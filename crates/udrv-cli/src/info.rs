@@ -49,7 +49,7 @@ impl Info {
 
 fn print(said: &Value) {
     println!("udrv        {VERSION}");
-    println!("provider    {}", text(&said["provider"]));
+    println!("provider    {}{}", text(&said["provider"]), build(&said["build"]));
     println!("libfabric   {} ({})", text(&said["version"]), text(&said["file"]));
     println!("looks into  {}", text(&said["provider_folder"]));
     println!("\nINTERFACES");
@@ -79,6 +79,13 @@ fn print(said: &Value) {
     }
 }
 
+/// Which build the provider is.
+fn build(of: &Value) -> String {
+    let version = of["version"].as_str().map_or(String::new(), |version| format!(", {version}"));
+    let commit = of["commit"].as_str().filter(|commit| !commit.is_empty());
+    commit.map_or_else(|| version.clone(), |commit| format!("{version}, commit {commit}"))
+}
+
 fn rows(of: &Value) -> impl Iterator<Item = &Value> {
     of.as_array().into_iter().flatten()
 }
@@ -100,6 +107,15 @@ pub(crate) fn sentence(line: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_build_is_named_as_far_as_it_is_known() {
+        let build = |of| super::build(&of);
+        let known = serde_json::json!({ "version": "0.1.0", "commit": "12ab" });
+        assert_eq!(build(known), ", 0.1.0, commit 12ab");
+        assert_eq!(build(serde_json::json!({ "version": "0.1.0", "commit": "" })), ", 0.1.0");
+        assert_eq!(build(serde_json::Value::Null), "");
+    }
+
     #[test]
     fn a_threshold_is_a_sentence() {
         let line = "shared memory\t0\t16384\teager\tFI_UDRV_EAGER_MAX\tone copy";

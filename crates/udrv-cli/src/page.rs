@@ -174,6 +174,7 @@ impl Page {
             "host": text(1),
             "program": text(2),
             "version": text(0),
+            "commit": text(3),
             "since_unix_ns": number(10),
             "not_shown": number(12),
             "endpoints": self.records(3, endpoint),

@@ -4,7 +4,7 @@
 use crate::libfabric::Libfabric;
 use crate::peer::Pair;
 use crate::watch::end_with_the_leader;
-use crate::{Outcome, bounded, find, run};
+use crate::{Outcome, bounded, find, page, run};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -41,9 +41,9 @@ impl Probe {
             found["variables"] = variables(&libfabric);
         }
         if self.thresholds {
-            found["thresholds"] = match thresholds(&self.libfabric) {
-                Ok(lines) => json!(lines),
-                Err(why) => json!({ "error": why }),
+            (found["thresholds"], found["build"]) = match thresholds(&self.libfabric) {
+                Ok((lines, build)) => (json!(lines), build),
+                Err(why) => (json!({ "error": why }), Value::Null),
             };
         }
         println!("{found}");
@@ -76,8 +76,9 @@ fn variables(libfabric: &Libfabric) -> Value {
     ours.map(|p| json!({ "name": p.name, "help": p.help, "value": p.value })).collect()
 }
 
-/// The protocols of messages to another process of this node, as they are once the two have talked.
-fn thresholds(libfabric: &str) -> Result<Vec<String>, String> {
+/// The protocols of messages to another process of this node, as they are once the two have talked; and which build of
+/// the provider says so.
+fn thresholds(libfabric: &str) -> Result<(Vec<String>, Value), String> {
     const LENGTHS: [usize; 4] = [8, 4096, 65_536, 1 << 20];
     const ROUNDS: usize = 20;
     let (mut pair, other) = Pair::start(libfabric)?;
@@ -85,8 +86,17 @@ fn thresholds(libfabric: &str) -> Result<Vec<String>, String> {
         pair.ping_pong(len, ROUNDS)?;
     }
     let lines = pair.endpoint.thresholds(pair.other)?;
+    let build = build();
     other.quit(&mut pair)?;
-    Ok(lines.lines().map(str::to_owned).collect())
+    Ok((lines.lines().map(str::to_owned).collect(), build))
+}
+
+/// Version and commit of the provider that this process has loaded, from its page; null if it has none.
+fn build() -> Value {
+    let pages = page::all(&[std::process::id()]).unwrap_or_default();
+    pages
+        .first()
+        .map_or(Value::Null, |page| json!({ "version": page["version"], "commit": page["commit"] }))
 }
 
 /// Runs `udrv probe` with these arguments, and with the provider in `folder` if one is given. Errors: its own, and that

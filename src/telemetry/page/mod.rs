@@ -14,7 +14,7 @@
 //! | 9, 10 | process id; wall clock when the page was made, nanoseconds since 1970 |
 //! | 11 | rank in the job, or 2^64 - 1 |
 //! | 12 | endpoints and peers that got no record, because all were taken |
-//! | 16, 24, 32 | texts of 64 bytes: version, host, program |
+//! | 16, 24, 32, 40 | texts of 64 bytes: version, host, program, commit |
 //! | 64 | the names of an endpoint's and of a peer's words, in two lines of text that end in a zero byte |
 //!
 //! A record begins with a sequence number, odd while the record changes, and its state ([`State`]). Names that end in

@@ -9,6 +9,7 @@ use super::{ENDPOINTS, LABEL, LAYOUT, MAGIC, NO_RANK, PEERS};
 use crate::sys::cancel::Shield;
 use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{output, process};
+use crate::telemetry::identity::{COMMIT, VERSION};
 use crate::telemetry::launcher::Launcher;
 use crate::telemetry::soon;
 use std::os::fd::OwnedFd;
@@ -71,9 +72,10 @@ impl Page {
         page.store(10, now.as_nanos() as u64);
         page.store(11, Launcher::here().rank.map_or(NO_RANK, u64::from));
         let texts = [
-            env!("CARGO_PKG_VERSION").to_owned(),
+            VERSION.to_owned(),
             output::host(),
             std::fs::read_to_string("/proc/self/comm").unwrap_or_default().trim().to_owned(),
+            COMMIT.to_owned(),
         ];
         for (number, text) in texts.iter().enumerate() {
             page.store_text(TEXTS + number * TEXT_WORDS, text, TEXT_WORDS);
