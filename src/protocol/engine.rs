@@ -114,8 +114,12 @@ impl<H: Host> Handler for Delivery<'_, H> {
         self.core.is_owed(peer, self.host)
     }
 
+    fn oldest_send(&self) -> Option<(u64, PeerId)> {
+        self.core.oldest_send()
+    }
+
     fn on_turns(&mut self, figures: &Figures) {
-        self.host.show(&self.core.counts, self.core.matching.bytes, figures);
+        self.host.show(&self.core.standing(), figures);
     }
 }
 
@@ -191,8 +195,8 @@ impl<I: Iface> Engine<I> {
 
     /// Shows what the endpoint has done, as it does now and then while it polls.
     pub(crate) fn show(&mut self, host: &mut impl Host) {
-        let figures = self.iface.figures();
-        host.show(&self.core.counts, self.core.matching.bytes, &figures);
+        let figures = self.iface.figures(self.core.oldest_send());
+        host.show(&self.core.standing(), &figures);
     }
 
     /// The peer at `address`; makes contact if this is the first call for it.

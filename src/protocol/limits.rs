@@ -23,6 +23,17 @@ pub(crate) struct Limits {
     pub(crate) shares_receives: bool,
 }
 
+/// What an endpoint has done, and what it waits for now.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Standing {
+    pub(crate) counts: Counts,
+    /// Payload bytes of unexpected messages.
+    pub(crate) held: usize,
+    /// Receives in the endpoint's own queue, and sends that are not complete.
+    pub(crate) receives: usize,
+    pub(crate) sends: usize,
+}
+
 /// Event counts since the endpoint was enabled.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {

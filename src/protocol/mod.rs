@@ -33,7 +33,7 @@ mod thresholds;
 mod transmit;
 
 pub(crate) use collective::{CollectiveOp, What as Collective};
-pub(crate) use limits::{Counts, Limits};
+pub(crate) use limits::{Limits, Standing};
 pub(crate) use receive::PeekAction;
 pub(crate) use receives::{ReceiveOp, Receives};
 pub(crate) use rma::{
@@ -300,9 +300,9 @@ pub(crate) trait Host {
     }
     /// A peer has read or written memory of this endpoint.
     fn accessed(&mut self, access: &RemoteAccess<'_>);
-    /// A time to show what the endpoint has done. `held`: payload bytes of unexpected messages.
-    fn show(&mut self, counts: &Counts, held: usize, figures: &Figures) {
-        let _ = (counts, held, figures);
+    /// A time to show what the endpoint has done.
+    fn show(&mut self, standing: &Standing, figures: &Figures) {
+        let _ = (standing, figures);
     }
     /// All members have joined a group, or the join failed: a positive error number.
     fn joined(&mut self, group: u64, outcome: Result<(), i32>);

@@ -2,13 +2,14 @@
 
 use super::arrivals::Arrivals;
 use super::collective::Collectives;
-use super::limits::{Counts, Limits};
+use super::limits::{Counts, Limits, Standing};
 use super::matching::Matching;
 use super::outbox::Outbox;
 use super::peers::Peers;
 use super::rma::Rma;
 use super::sends::Sends;
 use super::spaces::Space;
+use crate::transport::PeerId;
 
 /// The protocol of one endpoint over one interface.
 #[derive(Debug)]
@@ -31,6 +32,23 @@ pub(super) struct Core {
     pub(super) rma: Rma,
     /// Collective groups.
     pub(super) collectives: Collectives,
+}
+
+impl Core {
+    pub(super) fn standing(&self) -> Standing {
+        Standing {
+            counts: self.counts,
+            held: self.matching.bytes,
+            receives: self.matching.own.posted.len(),
+            sends: self.sends.pending.len(),
+        }
+    }
+
+    /// The send that has been pending for longest, as a number that no other one has soon, and its peer.
+    pub(super) fn oldest_send(&self) -> Option<(u64, PeerId)> {
+        let (key, pending) = self.sends.pending.iter().next()?;
+        Some((key.to_wire(), pending.message.peer))
+    }
 }
 
 impl<I> Engine<I> {

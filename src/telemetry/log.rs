@@ -5,7 +5,7 @@ use super::cause::Cause;
 pub(crate) use super::cause::number_of;
 pub(crate) use super::level::Level;
 use super::limited::{Counted, Limited};
-use super::own;
+use super::{own, page};
 use crate::sys::cancel::Shield;
 use crate::sys::clock;
 use std::fmt;
@@ -37,10 +37,13 @@ fn write(level: Level, cause: Option<Cause>, line: fmt::Arguments<'_>) {
     let sink = sink.filter(|sink| (sink.enabled)(level));
     let has_sink = sink.is_some();
     let is_own = own::wants(level, has_sink);
-    if !has_sink && !is_own {
+    if !has_sink && !is_own && cause.is_none() {
         return;
     }
     let text = line.to_string();
+    if let Some(cause) = cause {
+        page::note(level, cause.key(), &text);
+    }
     if let Some(sink) = sink {
         let held = cause.and_then(Cause::counted).unwrap_or(0);
         (sink.write)(level, &format!("{text}{}", Counted(held)));

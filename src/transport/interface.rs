@@ -302,6 +302,10 @@ pub(crate) trait Handler {
     fn on_departure(&mut self, peer: PeerId, departure: Departure);
     /// Whether an operation waits for `peer`: only then is its silence worth a check.
     fn is_owed(&self, peer: PeerId) -> bool;
+    /// The send that has been pending for longest, as a number that no other one has soon, and its peer.
+    fn oldest_send(&self) -> Option<(u64, PeerId)> {
+        None
+    }
     /// Some time has passed: what the transports have done until now.
     fn on_turns(&mut self, figures: &Figures) {
         let _ = figures;
@@ -317,6 +321,10 @@ pub(crate) struct Figures {
     /// Preparations for sleep.
     pub(crate) sleeps: u64,
     pub(crate) packets: PacketCounts,
+    /// When this was, and the peer that the oldest pending send goes to, and since when it is the oldest; nanoseconds of
+    /// the monotonic clock.
+    pub(crate) now: u64,
+    pub(crate) oldest: Option<(Address, u64)>,
     /// Some of the peers, the next ones each time; none before a thread sleeps.
     pub(crate) peers: Vec<PeerFigures>,
 }
@@ -353,6 +361,8 @@ pub(crate) struct PeerCounts {
     pub(crate) received: u64,
     /// Smoothed round trip, nanoseconds.
     pub(crate) rtt_ns: u64,
+    /// The peer has not answered the first contact yet.
+    pub(crate) unanswered: bool,
 }
 
 impl PeerCounts {
@@ -361,7 +371,8 @@ impl PeerCounts {
 
 impl Default for PeerCounts {
     fn default() -> Self {
-        Self { sent: Self::UNKNOWN, received: Self::UNKNOWN, rtt_ns: Self::UNKNOWN }
+        let unknown = Self::UNKNOWN;
+        Self { sent: unknown, received: unknown, rtt_ns: unknown, unanswered: false }
     }
 }
 
@@ -635,8 +646,9 @@ pub(crate) trait Iface: Messages + OneSided + Streaming + Sharing {
         ""
     }
 
-    /// What the transports have done, without a peer.
-    fn figures(&self) -> Figures {
+    /// What the transports have done, without the peers. `oldest`: see [`Handler::oldest_send`].
+    fn figures(&mut self, oldest: Option<(u64, PeerId)>) -> Figures {
+        let _ = oldest;
         Figures::default()
     }
 

@@ -718,8 +718,8 @@ impl Iface for Router {
         }
     }
 
-    fn figures(&self) -> Figures {
-        self.all_figures()
+    fn figures(&mut self, oldest: Option<(u64, PeerId)>) -> Figures {
+        self.all_figures(clock::now_ns(), oldest)
     }
 
     #[inline]

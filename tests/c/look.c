@@ -13,9 +13,12 @@
  *   executes  side 0 executes another program
  *   closes    side 0 has closed its endpoint
  *   many      side 0 has twenty endpoints
+ *   slow      side 1 sends a long message that side 0 posts no receive for
+ *   starts    side 0 is stopped before side 1, which sends to it, has met it
  */
 #include "common.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +26,7 @@
 
 #define LATE 300
 #define LATE_BYTES 8000
+#define LONG_BYTES (8 << 20)
 
 static const struct setup setup = { .caps = FI_TAGGED | FI_DIRECTED_RECV, .wait_obj = FI_WAIT_UNSPEC };
 static const char *what;
@@ -65,6 +69,49 @@ static void send_late(struct side *side)
 		POST(side, fi_tsend(side->ep, bytes, LATE_BYTES, NULL, side->peer, 2, NULL));
 		completion(side->tx);
 	}
+}
+
+static void send_long(struct side *side)
+{
+	void *bytes = need(LONG_BYTES);
+
+	memset(bytes, 1, LONG_BYTES);
+	POST(side, fi_tsend(side->ep, bytes, LONG_BYTES, NULL, side->peer, 2, NULL));
+}
+
+/* The letter of a process's state, as proc_pid_stat(5) has it. */
+static char state_of(pid_t pid)
+{
+	char path[64], line[512] = "";
+	const char *name_end;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	file = fopen(path, "r");
+	CHECK(file);
+	CHECK(fgets(line, sizeof(line), file));
+	fclose(file);
+	name_end = strrchr(line, ')');
+	CHECK(name_end && strlen(name_end) > 2);
+	return name_end[2];
+}
+
+static void start(struct side *side)
+{
+	pid_t pid = getpid();
+	uint64_t out = 1;
+
+	say(side->rank);
+	if (side->rank == 0) {
+		tell(side, &pid, sizeof(pid));
+		raise(SIGSTOP);
+	} else {
+		hear(side, &pid, sizeof(pid));
+		while (state_of(pid) != 'T')
+			sleep_ms(5);
+		POST(side, fi_tsend(side->ep, &out, sizeof(out), NULL, side->peer, 1, NULL));
+	}
+	poll_on(side);
 }
 
 static void fork_one(void)
@@ -112,12 +159,16 @@ static void look(struct side *side)
 	if (is("one") && side->rank == 1)
 		setenv("FI_UDRV_SHM", "0", 1);
 	side_begin(side, &setup);
+	if (is("starts"))
+		start(side);
 	exchange(side);
 	barrier(side);
 	if (side->rank == 0)
 		first(side);
 	if (is("late"))
 		send_late(side);
+	if (is("slow"))
+		send_long(side);
 	say(1);
 	if (is("computes") || is("sleeps"))
 		for (;;)

@@ -41,27 +41,60 @@ fn processes(only: &[u32]) -> Vec<u32> {
 
 /// `None`: it has no page, or not one that this user may read. Errors: it has one of a layout that is not known.
 fn of_process(pid: u32) -> Option<Result<Value, String>> {
+    let (_, page) = match find(pid)? {
+        Ok(found) => found,
+        Err(error) => return Some(Err(error)),
+    };
+    let mut json = page.json(false);
+    let fields = json.as_object_mut()?;
+    fields.insert("pid".to_owned(), pid.into());
+    fields.insert("command".to_owned(), command(pid).into());
+    fields.insert("process_state".to_owned(), state(pid).into());
+    add_times(&mut json, Some(now_ns()));
+    Some(Ok(json))
+}
+
+/// The page of a process, open and read.
+fn find(pid: u32) -> Option<Result<(fs::File, Page), String>> {
     let links = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
     let is_page =
         |path: &PathBuf| fs::read_link(path).is_ok_and(|target| target.as_os_str() == LINK);
     let own_number = own_number(pid);
     let mut unknown = None;
     for path in links.map(|entry| entry.path()).filter(is_page) {
-        match open(&path).and_then(|file| Page::read(&file)) {
+        match open(&path).and_then(|file| Page::read(&file).map(|page| (file, page))) {
             // A forked child has its parent's page too.
-            Ok(page) if page.word(9) != Some(own_number) => {}
-            Ok(page) => {
-                let mut json = page.json();
-                let fields = json.as_object_mut()?;
-                fields.insert("pid".to_owned(), pid.into());
-                fields.insert("command".to_owned(), command(pid).into());
-                fields.insert("process_state".to_owned(), state(pid).into());
-                return Some(Ok(json));
-            }
+            Ok((_, page)) if page.word(9) != Some(own_number) => {}
+            Ok(found) => return Some(Ok(found)),
             Err(error) => unknown = Some(Err(format!("process {pid}: {error}"))),
         }
     }
     unknown
+}
+
+/// Of times of the monotonic clock: how long ago they were; without `now`, when the endpoint renewed its counts last.
+fn add_times(page: &mut Value, now: Option<u64>) {
+    let endpoints = page.get_mut("endpoints").and_then(Value::as_array_mut).into_iter().flatten();
+    for fields in endpoints.filter_map(Value::as_object_mut) {
+        let now = now.or_else(|| fields.get("renewed_ns")?.as_u64()).unwrap_or(0);
+        for (time, age) in
+            [("renewed_ns", "renewed_ms_ago"), ("send_waits_since_ns", "send_waits_ms")]
+        {
+            let since = fields.remove(time).and_then(|time| time.as_u64());
+            if let Some(since) = since.filter(|since| *since > 0) {
+                fields.insert(age.to_owned(), (now.saturating_sub(since) / 1_000_000).into());
+            }
+        }
+    }
+}
+
+/// The clock of those times, nanoseconds.
+#[allow(unsafe_code)] // a system call
+fn now_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: fills a local structure.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
 fn open(path: &Path) -> Result<fs::File, String> {
@@ -127,7 +160,7 @@ impl Page {
     /// No record was changed while the page was read.
     fn is_at_rest(&self) -> bool {
         let at_rest = |(begin, _)| self.is_whole(begin).unwrap_or(true);
-        self.begins(3).chain(self.begins(6)).all(at_rest)
+        self.begins(3).chain(self.begins(6)).chain(self.begins(13)).all(at_rest)
     }
 
     /// Whether the record at this byte did not change while it was read. `None`: it is not in the page.
@@ -161,13 +194,15 @@ impl Page {
         self.bytes.get(at..at.checked_add(room)?)?.split(|byte| *byte == 0).next()
     }
 
-    /// Everything in it.
-    pub(crate) fn json(&self) -> Value {
+    /// Everything in it; with `closed`, also what endpoints and peers that are gone have left.
+    fn json(&self, closed: bool) -> Value {
         let text = |number: usize| self.text(8 * (16 + 8 * number), 64);
         let number = |at: usize| self.word(at).filter(|word| *word != NONE);
         let room = self.word(3).map_or(0, |end| end as usize).saturating_sub(8 * 64);
         let names = String::from_utf8_lossy(self.raw(8 * 64, room).unwrap_or_default());
-        let (endpoint, peer) = names.split_once('\n').unwrap_or_default();
+        let mut names = names.split('\n');
+        let mut names = || names.next().unwrap_or_default();
+        let (endpoint, peer, warning) = (names(), names(), names());
         json!({
             "pid": number(9),
             "rank": number(11),
@@ -177,23 +212,32 @@ impl Page {
             "commit": text(3),
             "since_unix_ns": number(10),
             "not_shown": number(12),
-            "endpoints": self.records(3, endpoint),
-            "peers": self.records(6, peer),
+            "endpoints": self.records(3, endpoint, closed),
+            "peers": self.records(6, peer, closed),
+            "warnings": self.records(13, warning, closed),
         })
     }
 
-    /// The open records of the table that is described from word `at` on.
-    fn records(&self, at: usize, names: &str) -> Vec<Value> {
+    /// The open records of the table that is described from word `at` on; with `closed`, also those of what is gone.
+    fn records(&self, at: usize, names: &str, closed: bool) -> Vec<Value> {
         // Records that overlap would let a small page become a long list.
         if self.word(at + 1).unwrap_or(0) < width(names) {
             return Vec::new();
         }
-        self.begins(at).filter_map(|(begin, number)| self.record(begin, number, names)).collect()
+        let record = |(begin, number)| {
+            let is_closed = self.word(begin / 8 + 1)? == 2;
+            let mut record = self.record(begin, number, names)?;
+            if is_closed {
+                record.insert("closed".to_owned(), true.into());
+            }
+            (closed || !is_closed).then(|| record.into())
+        };
+        self.begins(at).filter_map(record).collect()
     }
 
-    /// `None`: it is not open, or changed while it was read.
-    fn record(&self, begin: usize, number: usize, names: &str) -> Option<Value> {
-        if !self.is_whole(begin)? || self.word(begin / 8 + 1)? != 1 {
+    /// `None`: it was never open, or changed while it was read.
+    fn record(&self, begin: usize, number: usize, names: &str) -> Option<Map<String, Value>> {
+        if !self.is_whole(begin)? || !matches!(self.word(begin / 8 + 1)?, 1 | 2) {
             return None;
         }
         let mut fields = Map::new();
@@ -215,7 +259,7 @@ impl Page {
                 }
             }
         }
-        Some(fields.into())
+        Some(fields)
     }
 }
 
@@ -304,23 +348,27 @@ mod tests {
 
     #[test]
     fn words_are_taken_by_their_names() {
-        let json = page(&[]).json();
+        let json = page(&[]).json(false);
         assert_eq!(json["endpoints"][0]["shoes"], 6);
         assert_eq!(json["endpoints"][0]["address"], "a:1");
         assert_eq!((&json["pid"], &json["rank"]), (&json!(7), &Value::Null));
         assert_eq!(sum(&json, "eager_sent"), 5);
-        assert_eq!(json["peers"], json!([]));
+        assert_eq!((&json["peers"], &json["warnings"]), (&json!([]), &json!([])));
         assert_eq!(json["endpoints"].as_array().unwrap().len(), 1);
     }
 
     #[test]
     fn what_changes_or_is_unknown_is_left_out() {
-        assert_eq!(page(&[(256, 3)]).json()["endpoints"], json!([]));
+        assert_eq!(page(&[(256, 3)]).json(false)["endpoints"], json!([]));
         let mut torn = page(&[]);
         torn.later[8 * 256] = 4;
         assert!(!torn.is_at_rest());
-        assert_eq!(torn.json()["endpoints"], json!([]));
-        assert!(page(&[(261, NONE)]).json()["endpoints"][0].get("shoes").is_none());
+        assert_eq!(torn.json(false)["endpoints"], json!([]));
+        assert!(page(&[(261, NONE)]).json(false)["endpoints"][0].get("shoes").is_none());
+        let closed = page(&[(257, 2)]);
+        assert_eq!(closed.json(false)["endpoints"], json!([]));
+        assert_eq!(closed.json(true)["endpoints"][0]["closed"], true);
+        assert_eq!(page(&[(257, 3)]).json(true)["endpoints"], json!([]));
     }
 
     #[test]
@@ -328,10 +376,23 @@ mod tests {
         for at in 2..9 {
             for value in [1, 2047, u64::MAX, 1 << 40] {
                 let page = page(&[(at, value)]);
-                let _ = (page.is_at_rest(), page.json());
+                let _ = (page.is_at_rest(), page.json(false));
             }
         }
         assert_eq!(printable(b"a\x1b[31m\nb\0"), "a [31m b");
+    }
+
+    #[test]
+    fn times_become_ages() {
+        let endpoint = json!({ "renewed_ns": 2_000_000, "send_waits_since_ns": 0 });
+        let mut page = json!({ "endpoints": [endpoint] });
+        add_times(&mut page, Some(9_000_000));
+        assert_eq!(page["endpoints"][0], json!({ "renewed_ms_ago": 7 }));
+        let endpoint = json!({ "renewed_ns": 9_000_000, "send_waits_since_ns": 4_000_000 });
+        let mut page = json!({ "endpoints": [endpoint] });
+        add_times(&mut page, None);
+        assert_eq!(page["endpoints"][0], json!({ "renewed_ms_ago": 0, "send_waits_ms": 5 }));
+        assert!(now_ns() > 0);
     }
 
     #[test]

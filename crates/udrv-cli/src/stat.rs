@@ -40,7 +40,7 @@ impl Stat {
 const WORDS: [&str; 6] = ["number", "endpoint", "address", "transport", "reason", "state"];
 
 /// Writing to a text cannot fail.
-fn table(page: &Value) -> String {
+pub(crate) fn table(page: &Value) -> String {
     let mut out = format!("{}: {}\n", page::name(page), page["command"].as_str().unwrap_or("?"));
     if rows(&page["endpoints"]).next().is_none() {
         let _ = writeln!(out, "  no endpoint is open");
@@ -49,10 +49,17 @@ fn table(page: &Value) -> String {
         let _ =
             writeln!(out, "  endpoints, or endpoints' peers, that found no room here: {missed}");
     }
+    for warning in rows(&page["warnings"]) {
+        let _ = writeln!(out, "  warned, {} times: {}", warning["times"], text(&warning["text"]));
+    }
     for endpoint in rows(&page["endpoints"]) {
-        let _ = writeln!(out, "  endpoint {}", text(&endpoint["address"]));
+        let closed = if endpoint["closed"] == true { " (closed)" } else { "" };
+        let _ = writeln!(out, "  endpoint {}{closed}", text(&endpoint["address"]));
         for (name, count) in counts(endpoint).filter(|(_, count)| *count > 0) {
             let _ = writeln!(out, "    {name:<22} {count:>16}");
+        }
+        if let Some(peer) = endpoint["send_waits_for"].as_str().filter(|peer| !peer.is_empty()) {
+            let _ = writeln!(out, "    {:<22} {peer:>16}", "send_waits_for");
         }
         for peer in rows(&page["peers"]).filter(|peer| peer["endpoint"] == endpoint["number"]) {
             let reason = Some(text(&peer["reason"])).filter(|reason| !reason.is_empty());
@@ -114,9 +121,20 @@ fn metric(kind: &str, name: &str, labels: &str, count: u64) -> (String, String) 
 
 /// Values that also go down.
 fn is_gauge(name: &str) -> bool {
-    ["empty_polls", "asleep", "unexpected_bytes", "unexpected_bytes_peak", "connected", "rtt_ns"]
-        .iter()
-        .any(|gauge| name.ends_with(gauge))
+    const GAUGES: [&str; 11] = [
+        "empty_polls",
+        "asleep",
+        "unexpected_bytes",
+        "unexpected_bytes_peak",
+        "connected",
+        "rtt_ns",
+        "unanswered",
+        "receives_posted",
+        "sends_pending",
+        "renewed_ms_ago",
+        "send_waits_ms",
+    ];
+    GAUGES.iter().any(|gauge| name.ends_with(gauge))
 }
 
 fn label(of: &Value) -> String {

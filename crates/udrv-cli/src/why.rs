@@ -21,10 +21,15 @@ pub(crate) struct Why {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Cause {
     weight: u64,
-    /// What is the case; the same for all processes that it is true of.
+    /// The same for all processes of which one sentence is enough.
+    about: String,
     says: String,
+    /// Empty where the sentence has it.
     remedy: &'static str,
 }
+
+/// Processes of which something is the case, and the sentence of the first one.
+type Findings = BTreeMap<(u64, String), (Cause, Vec<String>)>;
 
 /// Weights: the process does not go on; data goes a slow way; resources are short; a hint.
 const STANDS: u64 = 1000;
@@ -36,25 +41,34 @@ const HINT: u64 = 1;
 const LOSS_PERCENT: u64 = 1;
 /// Bytes of unexpected messages that are worth a word.
 const UNEXPECTED_MIN: u64 = 1 << 20;
+/// How long a send waits for its receiver until that is worth a word, milliseconds: longer than the longest messages take.
+const LATE_MS: u64 = 500;
 
 impl Why {
     pub(crate) fn run(self) -> Outcome {
         let before = page::all(&self.pid)?;
         std::thread::sleep(Duration::from_millis(self.time_ms));
         let after = page::all(&self.pid)?;
-        let mut causes: BTreeMap<Cause, Vec<String>> = BTreeMap::new();
+        // Those that are waited for may be others.
+        let all = page::all(&[]).unwrap_or_default();
+        let mut findings = Findings::new();
         for page in &after {
             let earlier = before.iter().find(|earlier| earlier["pid"] == page["pid"]);
-            for cause in causes_of(earlier.unwrap_or(&Value::Null), page) {
-                causes.entry(cause).or_default().push(page::name(page));
+            for cause in causes_of(earlier.unwrap_or(&Value::Null), page, &all) {
+                let (_, who) = findings
+                    .entry((cause.weight, cause.about.clone()))
+                    .or_insert_with(|| (cause, Vec::new()));
+                who.push(page::name(page));
             }
         }
-        if causes.is_empty() {
+        if findings.is_empty() {
             println!("{} processes: nothing that udrv can see slows them down", after.len());
         }
-        for (cause, who) in causes.into_iter().rev() {
+        for (cause, who) in findings.into_values().rev() {
             println!("{}: {}", together(&who), cause.says);
-            println!("    -> {}", cause.remedy);
+            if !cause.remedy.is_empty() {
+                println!("    -> {}", cause.remedy);
+            }
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -68,8 +82,11 @@ fn together(who: &[String]) -> String {
     if more > 0 { format!("{named} and {more} more") } else { named }
 }
 
-fn causes_of(before: &Value, page: &Value) -> Vec<Cause> {
+fn causes_of(before: &Value, page: &Value, all: &[Value]) -> Vec<Cause> {
     let mut causes = of_peers(page);
+    causes.extend(of_contacts(before, page, all));
+    causes.extend(of_sends(page, all));
+    causes.extend(of_warnings(page));
     causes.extend(of_packets(page));
     causes.extend(of_messages(page));
     causes.extend(of_progress(before, page));
@@ -77,7 +94,66 @@ fn causes_of(before: &Value, page: &Value) -> Vec<Cause> {
 }
 
 fn cause(weight: u64, says: impl Into<String>, remedy: &'static str) -> Cause {
-    Cause { weight, says: says.into(), remedy }
+    let says = says.into();
+    Cause { weight, about: says.clone(), says, remedy }
+}
+
+/// Who has the endpoint at this address, as far as that is seen from here.
+fn owner(address: &str, all: &[Value]) -> String {
+    let has_it = |page: &&Value| rows(&page["endpoints"]).any(|e| e["address"] == address);
+    let page = all.iter().find(has_it);
+    page.map_or_else(|| format!("{address}, not of this node"), page::name)
+}
+
+fn rows(of: &Value) -> impl Iterator<Item = &Value> {
+    of.as_array().into_iter().flatten()
+}
+
+/// Peers that were asked for a connection, and have not answered all the time that the process was watched.
+fn of_contacts(before: &Value, page: &Value, all: &[Value]) -> Option<Cause> {
+    let unanswered = |peer: &Value| peer["unanswered"].as_u64().unwrap_or(0);
+    let still = |peer: &&Value| {
+        let is_same =
+            |old: &&Value| old["address"] == peer["address"] && old["endpoint"] == peer["endpoint"];
+        let old = rows(&before["peers"]).find(is_same).map_or(0, unanswered);
+        old > 0 && unanswered(peer) > old
+    };
+    let silent: Vec<String> = rows(&page["peers"])
+        .filter(still)
+        .map(|peer| owner(peer["address"].as_str().unwrap_or("?"), all))
+        .collect();
+    let says = || format!("waits for the first answer of {}", together(&silent));
+    (!silent.is_empty()).then(|| {
+        let remedy = "is it stopped, or does it not get the packets? udrv why there; udrv doctor --peer HOST for the way to another node";
+        cause(STANDS - 1, says(), remedy)
+    })
+}
+
+/// A send whose receiver does not take it.
+fn of_sends(page: &Value, all: &[Value]) -> Option<Cause> {
+    let waits = |endpoint: &&Value| endpoint["send_waits_ms"].as_u64() >= Some(LATE_MS);
+    let endpoint = rows(&page["endpoints"]).find(waits)?;
+    let owner = owner(endpoint["send_waits_for"].as_str().unwrap_or("?"), all);
+    let says = format!(
+        "a send waits for {owner} for {} ms, and {} are pending in all",
+        endpoint["send_waits_ms"], endpoint["sends_pending"]
+    );
+    let remedy =
+        "the receiver is late: it has posted no receive, computes, or is stopped; udrv why there";
+    let about = format!("a send waits for {owner}");
+    Some(Cause { about, ..cause(SLOW + 1, says, remedy) })
+}
+
+/// Errors and warnings that the process has written to its log.
+fn of_warnings(page: &Value) -> impl Iterator<Item = Cause> {
+    rows(&page["warnings"]).map(|warning| {
+        let text = warning["text"].as_str().unwrap_or("?");
+        let times = warning["times"].as_u64().filter(|times| *times > 1);
+        let times = times.map_or(String::new(), |times| format!(" ({times} times)"));
+        let weight = if warning["level"] == 0 { STANDS - 3 } else { SLOW };
+        let about = format!("warning {}", warning["cause"]);
+        Cause { about, ..cause(weight, format!("{text}{times}"), "") }
+    })
 }
 
 /// Peers that are not reached by the best transport.
@@ -180,7 +256,8 @@ fn of_standing(page: &Value, asleep: bool) -> Cause {
 
 /// An endpoint polls, and nothing else of it changes.
 fn is_idle(old: &Value, new: &Value) -> bool {
-    const CLOCKS: [&str; 4] = ["polls", "empty_polls", "sleeps", "asleep"];
+    const CLOCKS: [&str; 6] =
+        ["polls", "empty_polls", "sleeps", "asleep", "renewed_ms_ago", "send_waits_ms"];
     let number = |of: &Value, name: &str| of[name].as_u64().unwrap_or(0);
     let fields = new.as_object().into_iter().flatten();
     // The number of polls is counted modulo 2^32.
@@ -203,17 +280,17 @@ mod tests {
     #[test]
     fn losses_are_named() {
         let page = endpoint(&json!({ "packets_sent": 1000, "retransmitted": 300 }));
-        let causes = causes_of(&Value::Null, &page);
+        let causes = causes_of(&Value::Null, &page, &[]);
         assert!(causes[0].says.starts_with("300 of 1000 packets were sent again"), "{causes:?}");
         let good = endpoint(&json!({ "packets_sent": 1000, "retransmitted": 3 }));
-        assert_eq!(causes_of(&Value::Null, &good), []);
+        assert_eq!(causes_of(&Value::Null, &good, &[]), []);
     }
 
     /// What is said of an endpoint with these fields, watched while it changed to the others; the worst of it.
     fn worst(before: &Value, after: &Value) -> String {
         let (mut before, mut after) = (endpoint(before), endpoint(after));
         after["process_state"] = before["process_state"].take();
-        let causes = causes_of(&before, &after);
+        let causes = causes_of(&before, &after, &[]);
         causes.into_iter().max().map_or(String::new(), |cause| cause.says)
     }
 
@@ -226,7 +303,7 @@ mod tests {
         let sleeps_again = json!({ "address": "a", "polls": 5, "sleeps": 2, "asleep": 1 });
         assert!(!worst(&asleep, &sleeps_again).contains("not polled"));
         let stopped = json!({ "pid": 1, "process_state": "T", "endpoints": [asleep], "peers": [] });
-        assert!(causes_of(&stopped, &stopped)[0].says.starts_with("is stopped"));
+        assert!(causes_of(&stopped, &stopped, &[])[0].says.starts_with("is stopped"));
     }
 
     #[test]
@@ -247,7 +324,10 @@ mod tests {
     #[test]
     fn late_receives_and_other_keys_are_named() {
         let said = |fields: &Value| -> Vec<String> {
-            causes_of(&Value::Null, &endpoint(fields)).into_iter().map(|cause| cause.says).collect()
+            causes_of(&Value::Null, &endpoint(fields), &[])
+                .into_iter()
+                .map(|cause| cause.says)
+                .collect()
         };
         let late = said(&json!({ "unexpected_bytes": 1 << 20 }));
         assert!(late[0].starts_with("1048576 bytes of messages have arrived"), "{late:?}");
@@ -259,14 +339,56 @@ mod tests {
     fn a_slow_transport_is_named_with_its_reason() {
         let peer = json!({ "transport": "network", "reason": "the peer is on this host, but shared memory is off (FI_UDRV_SHM=0)" });
         let page = json!({ "pid": 1, "endpoints": [], "peers": [peer, peer] });
-        let causes = causes_of(&Value::Null, &page);
+        let causes = causes_of(&Value::Null, &page, &[]);
         assert!(
             causes[0].says.starts_with("2 peers are reached by network: the peer is on this host"),
             "{causes:?}"
         );
         assert_eq!(causes[0].weight, SLOW);
         let more = json!({ "pid": 1, "not_shown": 1, "endpoints": [], "peers": [peer] });
-        assert!(causes_of(&Value::Null, &more)[0].says.starts_with("1 peers or more are reached"));
+        assert!(
+            causes_of(&Value::Null, &more, &[])[0].says.starts_with("1 peers or more are reached")
+        );
+    }
+
+    #[test]
+    fn who_is_waited_for_is_named() {
+        let other = json!({ "pid": 7, "rank": 4, "host": "n", "endpoints": [{ "address": "b" }] });
+        let all = [other];
+        let waits = json!({ "address": "a", "send_waits_ms": 900, "send_waits_for": "b", "sends_pending": 2 });
+        let said = causes_of(&Value::Null, &endpoint(&waits), &all);
+        let wanted = "a send waits for rank 4 (n, process 7) for 900 ms, and 2 are pending in all";
+        assert_eq!(said[0].says, wanted);
+        let contact = |reports: u64, address: &str| {
+            let peer = json!({ "address": address, "endpoint": 0, "unanswered": reports });
+            json!({ "pid": 1, "endpoints": [], "peers": [peer] })
+        };
+        let said = |before, after| -> Vec<String> {
+            causes_of(&before, &after, &all).into_iter().map(|cause| cause.says).collect()
+        };
+        let wanted = "waits for the first answer of rank 4 (n, process 7)";
+        assert_eq!(said(contact(1, "b"), contact(2, "b")), [wanted]);
+        assert_eq!(
+            said(contact(1, "c"), contact(9, "c")),
+            ["waits for the first answer of c, not of this node"]
+        );
+        assert_eq!(said(contact(2, "b"), contact(2, "b")).len(), 0, "it was not looked at again");
+        assert_eq!(said(contact(3, "b"), contact(0, "b")).len(), 0, "it has answered");
+    }
+
+    #[test]
+    fn warnings_of_one_cause_are_one_finding() {
+        let with = |text: &str, times: u64| {
+            let warning = json!({ "cause": 5, "level": 1, "times": times, "text": text });
+            let page = json!({ "pid": 1, "endpoints": [], "peers": [], "warnings": [warning] });
+            causes_of(&Value::Null, &page, &[]).remove(0)
+        };
+        let (one, other) = (with("no RDMA at a", 1), with("no RDMA at b", 3));
+        assert_eq!((&one.about, one.weight), (&other.about, other.weight));
+        assert_eq!(
+            (one.says.as_str(), other.says.as_str()),
+            ("no RDMA at a", "no RDMA at b (3 times)")
+        );
     }
 
     #[test]

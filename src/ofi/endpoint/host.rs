@@ -8,7 +8,7 @@ use crate::ofi::domain::DomainState;
 use crate::ofi::lock::Guard;
 use crate::ofi::trigger::{Count, Ended};
 use crate::protocol::{
-    Completion, Counts, Direction, Failure, Host, Receives, RemoteAccess, RemoteRange,
+    Completion, Direction, Failure, Host, Receives, RemoteAccess, RemoteRange, Standing,
     UNKNOWN_SOURCE,
 };
 use crate::transport::{Address, Figures};
@@ -244,9 +244,9 @@ impl Host for EndpointHost<'_> {
         (region.remote_read || region.remote_write).then_some((id, region))
     }
 
-    fn show(&mut self, counts: &Counts, held: usize, figures: &Figures) {
+    fn show(&mut self, standing: &Standing, figures: &Figures) {
         if let Some(page) = &mut self.endpoint.state(self.guard).page {
-            page.show(counts, held, figures);
+            page.show(standing, figures);
         }
     }
 

@@ -1,6 +1,6 @@
 //! What other processes see of an endpoint: its records in the page of the process (`telemetry::page`).
 
-use crate::protocol::Counts;
+use crate::protocol::Standing;
 use crate::telemetry::page::{Slot, State};
 use crate::transport::{Address, Figures, PeerFigures};
 
@@ -17,6 +17,8 @@ pub(super) struct PageRecord {
     asleep: bool,
     /// By record: the texts that a peer's record has.
     texts: Vec<Option<(Address, &'static str, &'static str)>>,
+    /// By record: reports in a row that found the peer's answer to the first contact missing.
+    unanswered: Vec<u64>,
 }
 
 impl PageRecord {
@@ -27,14 +29,16 @@ impl PageRecord {
             held_peak: 0,
             asleep: false,
             texts: Vec::new(),
+            unanswered: Vec::new(),
         })
     }
 
     /// Copies counts, in the order of the names in `telemetry::page`.
     #[inline(never)]
-    pub(super) fn show(&mut self, counts: &Counts, held: usize, figures: &Figures) {
-        self.held_peak = self.held_peak.max(held as u64);
-        self.slot.write(State::Open, &self.words(counts, held, figures));
+    pub(super) fn show(&mut self, standing: &Standing, figures: &Figures) {
+        self.held_peak = self.held_peak.max(standing.held as u64);
+        let waits_for = figures.oldest.map_or(String::new(), |(peer, _)| peer.0.to_string());
+        self.slot.write(State::Open, &self.words(standing, figures), &waits_for);
         figures.peers.iter().for_each(|peer| self.show_peer(peer));
     }
 
@@ -57,7 +61,16 @@ impl PageRecord {
                 *written = texts;
             }
         }
-        self.slot.write_peer_counts(record, [counts.sent, counts.received, counts.rtt_ns]);
+        let unanswered = self.still_unanswered(record, counts.unanswered);
+        let counts = [counts.sent, counts.received, counts.rtt_ns, unanswered];
+        self.slot.write_peer_counts(record, counts);
+    }
+
+    fn still_unanswered(&mut self, record: usize, unanswered: bool) -> u64 {
+        self.unanswered.resize(self.unanswered.len().max(record + 1), 0);
+        let Some(reports) = self.unanswered.get_mut(record) else { return 0 };
+        *reports = if unanswered { *reports + 1 } else { 0 };
+        *reports
     }
 
     /// From the next time that counts are copied.
@@ -71,8 +84,8 @@ impl PageRecord {
         }
     }
 
-    fn words(&self, counts: &Counts, held: usize, figures: &Figures) -> [u64; 31] {
-        let packets = &figures.packets;
+    fn words(&self, standing: &Standing, figures: &Figures) -> [u64; 35] {
+        let (counts, held, packets) = (&standing.counts, standing.held, &figures.packets);
         [
             figures.polls,
             figures.empty_polls,
@@ -105,6 +118,10 @@ impl PageRecord {
             packets.forged,
             packets.stray,
             packets.connected,
+            standing.receives as u64,
+            standing.sends as u64,
+            figures.now,
+            figures.oldest.map_or(0, |(_, since)| since),
         ]
     }
 }
@@ -117,10 +134,10 @@ mod tests {
     #[test]
     fn every_word_of_an_endpoint_has_a_name() {
         let record = PageRecord::open(Address("127.0.0.1:1".parse().unwrap())).unwrap();
-        let words = record.words(&Counts::default(), 0, &Figures::default());
-        assert_eq!(endpoint_names().count(), words.len());
+        let words = record.words(&Standing::default(), &Figures::default());
+        assert_eq!(endpoint_names().count(), words.len() + 1);
         let last = endpoint_names().last();
-        assert_eq!(last, Some("connected"));
+        assert_eq!(last, Some("send_waits_for:64"));
         assert_eq!(endpoint_names().nth(ASLEEP), Some("asleep"));
     }
 }

@@ -14,8 +14,9 @@
 //! | 9, 10 | process id; wall clock when the page was made, nanoseconds since 1970 |
 //! | 11 | rank in the job, or 2^64 - 1 |
 //! | 12 | endpoints and peers that got no record, because all were taken |
+//! | 13 to 15 | the three numbers of notes: errors and warnings of the log |
 //! | 16, 24, 32, 40 | texts of 64 bytes: version, host, program, commit |
-//! | 64 | the names of an endpoint's and of a peer's words, in two lines of text that end in a zero byte |
+//! | 64 | the names of an endpoint's, a peer's and a note's words, in three lines of text that end in a zero byte |
 //!
 //! A record begins with a sequence number, odd while the record changes, and its state ([`State`]). Names that end in
 //! `:N` are texts of N bytes. A reader takes words by their names, so that it reads the pages of other versions too.
@@ -27,13 +28,14 @@
 //! A forked child that opens an endpoint has a page of its own. It finds its parent's among its descriptors, and never
 //! writes that one. The program that a process executes (execve(2)) has none.
 
+mod notes;
 mod record;
 mod writer;
 
 pub(crate) use record::State;
 #[cfg(test)]
 pub(crate) use record::endpoint_names;
-pub(crate) use writer::Slot;
+pub(crate) use writer::{Slot, note};
 
 /// Label of the memfd.
 pub(crate) const LABEL: &str = "udrv-page";

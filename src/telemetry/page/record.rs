@@ -26,9 +26,12 @@ pub(super) const REASON: usize = 12;
 pub(super) const ENDPOINT: &str = "sequence state address:64 polls empty_polls sleeps asleep unexpected_bytes unexpected_bytes_peak \
     eager_sent rendezvous_sent unexpected pulled_bytes pushed_bytes fragment_bytes dropped surplus stream_bytes resumed \
     window_bytes windows_lost declined assisted_bytes reached_bytes read_bytes \
-    packets_sent packets_received retransmitted timeouts duplicates no_room forged stray connected";
+    packets_sent packets_received retransmitted timeouts duplicates no_room forged stray connected \
+    receives_posted sends_pending renewed_ns send_waits_since_ns send_waits_for:64";
 /// The same of a peer.
-pub(super) const PEER: &str = "sequence state endpoint address:64 transport:32 reason:96 messages_sent messages_received rtt_ns";
+pub(super) const PEER: &str = "sequence state endpoint address:64 transport:32 reason:96 messages_sent messages_received rtt_ns unanswered";
+/// The same of an error or a warning.
+pub(super) const NOTE: &str = "sequence state cause level times at_unix_ns text:512";
 
 /// The names of an endpoint's counts.
 #[cfg(test)]
@@ -37,10 +40,13 @@ pub(crate) fn endpoint_names() -> impl Iterator<Item = &'static str> {
 }
 
 /// Words of an endpoint's and of a peer's record: those that their names take. The names are not counted for each report.
-pub(super) const ENDPOINT_WORDS: usize = FIRST + ADDRESS + 31;
+pub(super) const ENDPOINT_WORDS: usize = FIRST + ADDRESS + 35 + ADDRESS;
 pub(super) const PEER_WORDS: usize = FIRST + 1 + ADDRESS + TRANSPORT + REASON + PEER_COUNTS;
 /// Counts of a peer, behind its texts.
-pub(super) const PEER_COUNTS: usize = 3;
+pub(super) const PEER_COUNTS: usize = 4;
+/// Words of a note, and of the text at its end.
+pub(super) const NOTE_WORDS: usize = FIRST + 4 + CAUSE_TEXT;
+pub(super) const CAUSE_TEXT: usize = 64;
 
 /// Words that the names take.
 #[cfg(test)]
@@ -111,6 +117,7 @@ mod tests {
     fn a_record_has_its_words_from_the_first_on() {
         assert_eq!(words("sequence state name:16 a b"), 6);
         assert_eq!((words(ENDPOINT), words(PEER)), (ENDPOINT_WORDS, PEER_WORDS));
+        assert_eq!(words(NOTE), NOTE_WORDS);
         let (memory, _fd) = SharedMemory::create(4096, 4096).unwrap();
         write(&memory, 64, State::Open, 2, packed("x", 2).chain([7, 8]));
         let word = |at: usize| memory.atomic(64 + 8 * at).unwrap().load(Relaxed);

@@ -1,9 +1,10 @@
 //! The page of this process, and who writes which part: an endpoint has a record of its own and records of peers, and
 //! writes them under its domain's lock.
 
+use super::notes::{self, NOTES, Note};
 use super::record::{
-    self, ADDRESS, ENDPOINT, ENDPOINT_WORDS, FIRST, PEER, PEER_COUNTS, PEER_WORDS, REASON, State,
-    TRANSPORT, packed,
+    self, ADDRESS, ENDPOINT, ENDPOINT_WORDS, FIRST, NOTE, NOTE_WORDS, PEER, PEER_COUNTS,
+    PEER_WORDS, REASON, State, TRANSPORT, packed,
 };
 use super::{ENDPOINTS, LABEL, LAYOUT, MAGIC, NO_RANK, PEERS};
 use crate::sys::cancel::Shield;
@@ -11,6 +12,7 @@ use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{output, process};
 use crate::telemetry::identity::{COMMIT, VERSION};
 use crate::telemetry::launcher::Launcher;
+use crate::telemetry::level::Level;
 use crate::telemetry::soon;
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
@@ -32,12 +34,16 @@ struct Taken {
     peers: Vec<bool>,
     /// Bytes at the beginning of the page that may be touched.
     reserved: usize,
+    /// Those for notes may be touched.
+    notes: bool,
 }
 
 /// The page of this process.
 #[derive(Debug)]
 struct Page {
     memory: SharedMemory,
+    /// Where notes begin, bytes: at a page of memory of its own, which is touched when there are some.
+    notes_at: usize,
     /// By which other processes find it.
     _fd: OwnedFd,
     taken: Mutex<Taken>,
@@ -60,16 +66,22 @@ impl Page {
     fn make() -> Option<Self> {
         let (endpoint, peer) = (8 * ENDPOINT_WORDS, 8 * PEER_WORDS);
         let peers_at = peer_at(0);
-        let len = (peers_at + PEERS * peer).next_multiple_of(process::page_size());
+        let notes_at = (peers_at + PEERS * peer).next_multiple_of(process::page_size());
+        let note = 8 * NOTE_WORDS;
+        let len = (notes_at + NOTES * note).next_multiple_of(process::page_size());
         let (memory, fd) = SharedMemory::create_page(LABEL, len, peers_at).ok()?;
         let taken = Taken { reserved: peers_at, ..Taken::default() };
-        let page = Self { memory, _fd: fd, taken: Mutex::new(taken), owner: process::pid() };
+        let page =
+            Self { memory, notes_at, _fd: fd, taken: Mutex::new(taken), owner: process::pid() };
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let numbers = [len, HEAD, endpoint, ENDPOINTS, peers_at, peer, PEERS, page.owner as usize];
         for (at, number) in numbers.into_iter().enumerate() {
             page.store(2 + at, number as u64);
         }
         page.store(10, now.as_nanos() as u64);
+        for (at, number) in [notes_at, note, NOTES].into_iter().enumerate() {
+            page.store(13 + at, number as u64);
+        }
         page.store(11, Launcher::here().rank.map_or(NO_RANK, u64::from));
         let texts = [
             VERSION.to_owned(),
@@ -80,7 +92,7 @@ impl Page {
         for (number, text) in texts.iter().enumerate() {
             page.store_text(TEXTS + number * TEXT_WORDS, text, TEXT_WORDS);
         }
-        page.store_text(NAMES, &format!("{ENDPOINT}\n{PEER}"), HEAD / 8 - NAMES);
+        page.store_text(NAMES, &format!("{ENDPOINT}\n{PEER}\n{NOTE}"), HEAD / 8 - NAMES);
         page.store(1, LAYOUT);
         page.store(0, MAGIC);
         Some(page)
@@ -117,7 +129,7 @@ impl Page {
         if end > taken.reserved {
             let page = process::page_size();
             let from = taken.reserved.next_multiple_of(page).min(end);
-            let to = end.next_multiple_of(page).min(self.memory.len());
+            let to = end.next_multiple_of(page).min(self.notes_at);
             self.memory.reserve_more(from, to - from).ok()?;
             taken.reserved = to;
         }
@@ -126,6 +138,23 @@ impl Page {
         }
         *taken.peers.get_mut(free)? = true;
         Some(free)
+    }
+
+    /// Writes a note of this process. The caller keeps other writers away.
+    fn write_note(&self, number: usize, note: &Note) {
+        // Nothing is written where the system gives no memory.
+        if number < NOTES && self.has_notes() {
+            let at = self.notes_at + number * 8 * NOTE_WORDS;
+            record::write(&self.memory, at, State::Open, FIRST, note.words());
+        }
+    }
+
+    /// Whether there is memory for notes, which is reserved with the first one.
+    fn has_notes(&self) -> bool {
+        let mut taken = self.taken();
+        let len = self.memory.len() - self.notes_at;
+        taken.notes = taken.notes || self.memory.reserve_more(self.notes_at, len).is_ok();
+        taken.notes
     }
 
     fn give_back(&self, peer: usize) {
@@ -146,16 +175,38 @@ impl Page {
     }
 }
 
+/// Which process has tried to make a page, and what became of it.
+static PAGE: Mutex<(i32, Option<&'static Page>)> = Mutex::new((0, None));
+
+/// Keeps a line of the log. `cause`: the same for lines about the same thing, in all processes of one build.
+pub(crate) fn note(level: Level, cause: u64, text: &str) {
+    let Some(kept) = notes::keep(level, cause, text) else { return };
+    // The page may have been made meanwhile, with this note or without it.
+    let Some(page) = made() else { return };
+    notes::each(|number, note| {
+        if number == kept {
+            page.write_note(number, note);
+        }
+    });
+}
+
+/// The page of this process, if it has one already.
+fn made() -> Option<&'static Page> {
+    let known = soon::lock(&PAGE)?;
+    known.1.filter(|page| page.owner == process::pid())
+}
+
 /// The page of this process, made with its first endpoint, and never unmade.
 fn page() -> Option<&'static Page> {
-    /// Which process has tried to make one, and what became of it.
-    static PAGE: Mutex<(i32, Option<&'static Page>)> = Mutex::new((0, None));
     let _shield = Shield::raise();
     let mut known = soon::lock(&PAGE)?;
     let pid = process::pid();
     if known.0 != pid {
         // What a forked child finds there is its parent's.
         *known = (pid, Page::make().map(|page| &*Box::leak(Box::new(page))));
+        if let Some(page) = known.1 {
+            notes::each(|number, note| page.write_note(number, note));
+        }
     }
     known.1
 }
@@ -192,13 +243,14 @@ impl Slot {
         Some(slot)
     }
 
-    /// Copies the endpoint's counts, in the order of the names after the address.
-    pub(crate) fn write(&self, state: State, counts: &[u64]) {
+    /// Copies the endpoint's counts, in the order of the names after the address, and the address of the peer that it
+    /// waits for.
+    pub(crate) fn write(&self, state: State, counts: &[u64], waits_for: &str) {
         if self.page.owner != process::pid() {
             return;
         }
-        let counts = counts.iter().copied();
-        record::write(&self.page.memory, self.at, state, FIRST + ADDRESS, counts);
+        let words = counts.iter().copied().chain(packed(waits_for, ADDRESS));
+        record::write(&self.page.memory, self.at, state, FIRST + ADDRESS, words);
     }
 
     /// Replaces one of the counts.
@@ -289,7 +341,7 @@ mod tests {
 
     #[test]
     fn the_names_fit_before_the_records() {
-        assert!(8 * NAMES + ENDPOINT.len() + PEER.len() + 2 < HEAD);
+        assert!(8 * NAMES + ENDPOINT.len() + PEER.len() + NOTE.len() + 3 < HEAD);
     }
 
     #[test]
@@ -301,10 +353,10 @@ mod tests {
         assert_eq!(word(0), MAGIC);
         assert_eq!(word(at + 8), State::Open as u64);
         let first = slot.record_of(70).unwrap();
-        slot.write_peer_counts(first, [1, 2, 3]);
+        slot.write_peer_counts(first, [1, 2, 3, 4]);
         slot.write_peer(first, "b", "t", "r");
         let last = peer_at(first) + 8 * (PEER_WORDS - 1);
-        assert_eq!((word(last), word(last - 8 * 3).to_ne_bytes()[7]), (3, 0));
+        assert_eq!((word(last), word(last - 8 * 4).to_ne_bytes()[7]), (4, 0));
         assert_eq!(word(peer_at(first) + 8 * (FIRST + 1)).to_ne_bytes()[0], b'b');
         assert_ne!(slot.record_of(3).unwrap(), first);
         assert_eq!(slot.record_of(70).unwrap(), first);
@@ -315,7 +367,7 @@ mod tests {
         assert_eq!(slot.record_of(70).unwrap(), first);
         slot.write_one(1, 6);
         assert_eq!(word(at + 8 * 11), 6);
-        slot.write(State::Closed, &[5]);
+        slot.write(State::Closed, &[5], "");
         assert_eq!((word(at + 8), word(at + 8 * 10)), (State::Closed as u64, 5));
         drop(slot);
         assert_eq!(word(peer_at(first) + 8), State::Closed as u64);
@@ -329,7 +381,7 @@ mod tests {
         let given = (0..5000).filter_map(|peer| slot.record_of(peer)).count();
         assert_eq!(given, PEERS);
         assert_eq!((page.taken().peers.len(), missed()), (PEERS, 1));
-        assert!(slot.peers.len() <= PEERS && page.memory.len() <= 72 << 10);
+        assert!(slot.peers.len() <= PEERS && page.memory.len() <= 96 << 10);
         slot.close_peer(7);
         assert_eq!(slot.record_of(4000), Some(7), "the record of a peer that has gone");
         let others: Vec<Slot> = (0..1000).filter_map(|_| Slot::of(page, "x")).collect();

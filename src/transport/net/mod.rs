@@ -1147,11 +1147,8 @@ impl Transport for Net {
 
     fn peer_counts(&self, peer: PeerId) -> PeerCounts {
         let inner = self.numbers.inner(peer);
-        let known = inner.and_then(|inner| self.core.enter()?.machine.exchanged(inner));
-        known.map_or_else(PeerCounts::default, |(sent, received, rtt_ns)| {
-            let rtt_ns = if rtt_ns > 0 { rtt_ns } else { PeerCounts::UNKNOWN };
-            PeerCounts { sent, received, rtt_ns }
-        })
+        let known = inner.and_then(|inner| self.core.enter()?.machine.peer_counts(inner));
+        known.unwrap_or_default()
     }
 
     fn shortfall(&self, _: PeerId, _: &Address, _: bool) -> &'static str {

@@ -16,12 +16,12 @@ impl Router {
     pub(super) fn report(&mut self, now: u64, handler: &mut impl Handler) {
         self.reported.due = now.saturating_add(EVERY_NS);
         let peers = (0..self.routes.len().min(PEERS)).filter_map(|_| self.next_peer()).collect();
-        let figures = Figures { peers, ..self.all_figures() };
+        let figures = Figures { peers, ..self.all_figures(now, handler.oldest_send()) };
         handler.on_turns(&figures);
     }
 
     /// All counts of the transports.
-    pub(super) fn all_figures(&self) -> Figures {
+    pub(super) fn all_figures(&mut self, now: u64, oldest: Option<(u64, PeerId)>) -> Figures {
         let mut packets = PacketCounts::default();
         each_lane!(self.lanes, (lane, t) => {
             let more = t.packet_counts();
@@ -35,8 +35,17 @@ impl Router {
             packets.stray += more.stray;
             packets.connected += more.connected;
         });
-        let (polls, empty_polls) = self.pace.polls();
-        Figures { polls, empty_polls, sleeps: self.reported.sleeps, packets, peers: Vec::new() }
+        let oldest = self.waits_for(now, oldest);
+        let ((polls, empty_polls), sleeps) = (self.pace.polls(), self.reported.sleeps);
+        Figures { polls, empty_polls, sleeps, packets, now, oldest, peers: Vec::new() }
+    }
+
+    /// The peer of the oldest pending send, and since when that was seen to be the oldest.
+    fn waits_for(&mut self, now: u64, oldest: Option<(u64, PeerId)>) -> Option<(Address, u64)> {
+        let known =
+            self.reported.oldest.filter(|(send, _)| oldest.is_some_and(|(n, _)| n == *send));
+        self.reported.oldest = known.or_else(|| oldest.map(|(send, _)| (send, now)));
+        Some((self.peers.address(oldest?.1)?, self.reported.oldest?.1))
     }
 
     /// The peer behind the one that was reported last.

@@ -73,6 +73,8 @@ pub(super) struct Reported {
     pub(super) peer: usize,
     /// When the next report is due, nanoseconds.
     pub(super) due: u64,
+    /// The oldest pending send, and when it was first reported as that, nanoseconds.
+    pub(super) oldest: Option<(u64, u64)>,
 }
 
 impl Router {

@@ -539,8 +539,12 @@ impl Transport for Shm {
     fn peer_counts(&self, peer: PeerId) -> PeerCounts {
         let sent = self.out(peer).map(|link| u64::from(link.producer.published()));
         let received = self.inbound_of(peer).map(|link| u64::from(link.consumer.consumed()));
-        let unknown = PeerCounts::default();
-        PeerCounts { sent: sent.unwrap_or(0), received: received.unwrap_or(0), ..unknown }
+        PeerCounts {
+            sent: sent.unwrap_or(0),
+            received: received.unwrap_or(0),
+            unanswered: self.is_settling(peer),
+            ..PeerCounts::default()
+        }
     }
 
     fn shortfall(&self, _: PeerId, address: &Address, carries: bool) -> &'static str {

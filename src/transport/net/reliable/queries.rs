@@ -3,7 +3,7 @@
 use super::Reliable;
 use super::interface::Counts;
 use super::packet::{DATAGRAM_START, FRAME_LEN, HEADER_LEN, STREAMS, TAG_AT, WINDOWS};
-use crate::transport::{Mark, PeerId};
+use crate::transport::{Mark, PeerCounts, PeerId};
 
 impl Reliable {
     /// Counts of events since the endpoint was opened.
@@ -89,11 +89,16 @@ impl Reliable {
         Some(remote.key.tag(&self.shared.hash, direction, bytes, &[]))
     }
 
-    /// Messages sent to `peer` and delivered from it, and the smoothed round trip to it, nanoseconds, 0 before one is
-    /// measured.
-    pub(crate) fn exchanged(&self, peer: PeerId) -> Option<(u64, u64, u64)> {
+    /// Counts of the messages to and from `peer`.
+    pub(crate) fn peer_counts(&self, peer: PeerId) -> Option<PeerCounts> {
         let c = self.table.of(peer)?;
-        Some((c.sender.sent, c.receiver.reassembly.delivered, c.sender.round_trip_ns()))
+        let rtt_ns = Some(c.sender.round_trip_ns()).filter(|rtt| *rtt > 0);
+        Some(PeerCounts {
+            sent: c.sender.sent,
+            received: c.receiver.reassembly.delivered,
+            rtt_ns: rtt_ns.unwrap_or(PeerCounts::UNKNOWN),
+            unanswered: c.handshake.remote.is_none(),
+        })
     }
 
     /// The last packet that was queued for `peer`; `None`: it has acknowledged all.
