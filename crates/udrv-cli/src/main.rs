@@ -15,8 +15,11 @@ mod page;
 mod peer;
 mod perf;
 mod probe;
+mod record;
 mod run;
+mod screen;
 mod stat;
+mod top;
 mod watch;
 mod why;
 
@@ -45,6 +48,10 @@ enum Command {
     Stat(stat::Stat),
     /// Say in sentences what slows running processes down, the worst first
     Why(why::Why),
+    /// Show live what running processes do
+    Top(top::Top),
+    /// Run a program, and keep the last counts of every process that it starts, also of those that are aborted
+    Record(record::Record),
     /// Measure latency and bandwidth by message size, within this node or to another one
     Perf(perf::Perf),
     /// Print the completion of a shell
@@ -72,6 +79,8 @@ fn main() -> ExitCode {
         Command::Key(command) => command.run(),
         Command::Stat(command) => command.run(),
         Command::Why(command) => command.run(),
+        Command::Top(command) => command.run(),
+        Command::Record(command) => command.run(),
         Command::Perf(command) => command.run(),
         Command::Probe(command) => command.run(),
         Command::Peer => peer::run(),

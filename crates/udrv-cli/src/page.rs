@@ -72,6 +72,36 @@ fn find(pid: u32) -> Option<Result<(fs::File, Page), String>> {
     unknown
 }
 
+/// A page that stays when its process ends.
+pub(crate) struct Held {
+    pid: u32,
+    command: String,
+    file: fs::File,
+}
+
+/// `None`: the process has no page yet, or not one that is known.
+pub(crate) fn hold(pid: u32) -> Option<Held> {
+    let (file, _) = find(pid)?.ok()?;
+    Some(Held { pid, command: command(pid), file })
+}
+
+impl Held {
+    /// What it has now, with what is closed.
+    pub(crate) fn last(&self) -> Option<Value> {
+        let mut json = Page::read(&self.file).ok()?.json(true);
+        let fields = json.as_object_mut()?;
+        fields.insert("pid".to_owned(), self.pid.into());
+        fields.insert("command".to_owned(), self.command.as_str().into());
+        add_times(&mut json, None);
+        Some(json)
+    }
+
+    /// Whether its process still exists, and has not ended.
+    pub(crate) fn runs(&self) -> bool {
+        !matches!(state(self.pid).as_str(), "" | "Z" | "X")
+    }
+}
+
 /// Of times of the monotonic clock: how long ago they were; without `now`, when the endpoint renewed its counts last.
 fn add_times(page: &mut Value, now: Option<u64>) {
     let endpoints = page.get_mut("endpoints").and_then(Value::as_array_mut).into_iter().flatten();

@@ -1,0 +1,215 @@
+//! `udrv top`: what the running processes do now, drawn again and again.
+#![allow(clippy::indexing_slicing)] // of JSON values: what is missing is null
+
+use crate::screen::Screen;
+use crate::{Outcome, page};
+use serde_json::Value;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+#[derive(clap::Args)]
+pub(crate) struct Top {
+    /// Time between two pictures, milliseconds; at least 200, so that processes renew their counts meanwhile
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(200..=3_600_000))]
+    time_ms: u64,
+    /// End after so many pictures; without it, at the key q
+    #[arg(long)]
+    count: Option<u64>,
+    /// Show peers too, as the key p does
+    #[arg(long)]
+    peers: bool,
+    /// Only these processes; without any, all of this user
+    pid: Vec<u32>,
+}
+
+/// Counts of the bytes of long messages and one-sided operations.
+const BYTES: [&str; 8] = [
+    "pulled_bytes",
+    "pushed_bytes",
+    "fragment_bytes",
+    "stream_bytes",
+    "window_bytes",
+    "assisted_bytes",
+    "reached_bytes",
+    "read_bytes",
+];
+
+impl Top {
+    pub(crate) fn run(mut self) -> Outcome {
+        let screen = Screen::open();
+        let (mut before, mut at) = (page::all(&self.pid).unwrap_or_default(), Instant::now());
+        let mut pictures = 0;
+        while self.count.is_none_or(|count| pictures < count) {
+            if !self.wait(screen.as_ref())? {
+                break;
+            }
+            let after = page::all(&self.pid).unwrap_or_default();
+            let lines = lines(&before, &after, at.elapsed().as_secs_f64(), self.peers);
+            match &screen {
+                Some(screen) => screen.draw(&lines),
+                None => println!("{}\n", lines.join("\n")),
+            }
+            (before, at) = (after, Instant::now());
+            pictures += 1;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Until the next picture is due. False: the user wants no more.
+    fn wait(&mut self, screen: Option<&Screen>) -> Result<bool, String> {
+        let pause = Duration::from_millis(self.time_ms);
+        let Some(screen) = screen else {
+            std::thread::sleep(pause);
+            return Ok(true);
+        };
+        match screen.key(pause)? {
+            Some(b'q' | 3) => return Ok(false), // 3: Control-C
+            Some(b'p') => self.peers = !self.peers,
+            _ => (),
+        }
+        Ok(true)
+    }
+}
+
+fn lines(before: &[Value], after: &[Value], seconds: f64, peers: bool) -> Vec<String> {
+    let mut pages: Vec<&Value> = after.iter().collect();
+    pages.sort_by_key(|page| (page["rank"].as_u64(), page["pid"].as_u64()));
+    let mut lines = vec![
+        format!("udrv top: {} processes; q ends this, p shows or hides peers", pages.len()),
+        format!(
+            "{:>6} {:>8} {:<9} {:>10} {:>10} {:>8} {:>8} {:>8} {:>10}  {}",
+            "RANK",
+            "PID",
+            "STATE",
+            "SENT/s",
+            "MiB/s",
+            "PENDING",
+            "POSTED",
+            "RESENT/s",
+            "HELD",
+            "COMMAND"
+        ),
+    ];
+    for page in pages {
+        let earlier = before.iter().find(|earlier| earlier["pid"] == page["pid"]);
+        let earlier = earlier.unwrap_or(page);
+        lines.push(process(earlier, page, seconds));
+        if peers {
+            lines.extend(page["peers"].as_array().into_iter().flatten().map(|peer| {
+                let is_same = |old: &&Value| {
+                    old["number"] == peer["number"] && old["address"] == peer["address"]
+                };
+                let old = earlier["peers"].as_array().into_iter().flatten().find(is_same);
+                peer_line(old.unwrap_or(peer), peer, seconds)
+            }));
+        }
+    }
+    lines
+}
+
+/// A line about one process.
+fn process(before: &Value, after: &Value, seconds: f64) -> String {
+    let rate = |names: &[&str]| {
+        let sum = |page| names.iter().map(|name| page::sum(page, name)).sum::<u64>();
+        sum(after).saturating_sub(sum(before)) as f64 / seconds
+    };
+    let rank = after["rank"].as_u64().map_or_else(|| "-".to_owned(), |rank| rank.to_string());
+    format!(
+        "{rank:>6} {:>8} {:<9} {:>10.0} {:>10.1} {:>8} {:>8} {:>8.0} {:>10}  {}",
+        after["pid"].as_u64().unwrap_or(0),
+        activity(before, after),
+        rate(&["eager_sent", "rendezvous_sent"]),
+        rate(&BYTES) / f64::from(1 << 20),
+        page::sum(after, "sends_pending"),
+        page::sum(after, "receives_posted"),
+        rate(&["retransmitted"]),
+        page::sum(after, "unexpected_bytes"),
+        after["command"].as_str().unwrap_or("?"),
+    )
+}
+
+/// What a process has done between two looks.
+fn activity(before: &Value, after: &Value) -> &'static str {
+    let changed = |name| page::sum(before, name) != page::sum(after, name);
+    let polls = page::sum(after, "polls").wrapping_sub(page::sum(before, "polls"));
+    if matches!(after["process_state"].as_str(), Some("T" | "t")) {
+        "stopped"
+    } else if !changed("polls") && !changed("sleeps") {
+        if page::sum(after, "asleep") > 0 { "asleep" } else { "computes" }
+    } else if page::sum(after, "empty_polls") >= polls && !changed("eager_sent") {
+        "waits"
+    } else {
+        "works"
+    }
+}
+
+/// A line about one of its peers.
+fn peer_line(before: &Value, after: &Value, seconds: f64) -> String {
+    let rate = |name: &str| {
+        let count = |of: &Value| of[name].as_u64().unwrap_or(0);
+        count(after).saturating_sub(count(before)) as f64 / seconds
+    };
+    let rtt = after["rtt_ns"].as_u64();
+    let rtt = rtt.map_or(String::new(), |ns| format!(", round trip {:.1} us", ns as f64 / 1e3));
+    let reason = after["reason"].as_str().filter(|reason| !reason.is_empty());
+    let reason = reason.map_or(String::new(), |reason| format!(" ({reason})"));
+    let waits = after["unanswered"].as_u64() > Some(0);
+    format!(
+        "{:>8} {} by {}: {:.0} messages/s to it, {:.0} from it{rtt}{reason}{}",
+        "peer",
+        after["address"].as_str().unwrap_or("?"),
+        after["transport"].as_str().unwrap_or("?"),
+        rate("messages_sent"),
+        rate("messages_received"),
+        if waits { ", has not answered yet" } else { "" }
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn sample(sent: u64, polls: u64) -> Value {
+        json!({
+            "pid": 7, "rank": 3, "command": "app",
+            "endpoints": [{ "eager_sent": sent, "polls": polls, "empty_polls": 0, "pulled_bytes": sent << 20, "sends_pending": 2 }],
+            "peers": [{ "number": 0, "address": "b", "transport": "UDP", "reason": "no device", "messages_sent": sent, "rtt_ns": 1500 }],
+        })
+    }
+
+    #[test]
+    fn rates_are_of_the_time_between_two_looks() {
+        let lines = lines(&[sample(10, 1)], &[sample(30, 9)], 2.0, true);
+        let words: Vec<&str> = lines[2].split_whitespace().collect();
+        assert_eq!(words, ["3", "7", "works", "10", "10.0", "2", "0", "0", "0", "app"]);
+        assert_eq!(
+            lines[3].trim(),
+            "peer b by UDP: 10 messages/s to it, 0 from it, round trip 1.5 us (no device)"
+        );
+        assert_eq!(super::lines(&[], &[sample(1, 1)], 1.0, false).len(), 3);
+    }
+
+    #[test]
+    fn ranks_are_in_their_order() {
+        let of = |rank: Value, pid: u64| json!({ "rank": rank, "pid": pid, "endpoints": [] });
+        let pages = [of(json!(10), 4), of(json!(9), 5), of(Value::Null, 6)];
+        let lines = lines(&pages, &pages, 1.0, false);
+        let pids: Vec<&str> =
+            lines.iter().skip(2).filter_map(|l| l.split_whitespace().nth(1)).collect();
+        assert_eq!(pids, ["6", "5", "4"]);
+    }
+
+    #[test]
+    fn what_a_process_does() {
+        let of = |polls: u64, empty: u64, asleep: u64| {
+            let endpoint = json!({ "polls": polls, "empty_polls": empty, "asleep": asleep });
+            json!({ "endpoints": [endpoint], "process_state": "R" })
+        };
+        assert_eq!(activity(&of(5, 0, 0), &of(5, 0, 0)), "computes");
+        assert_eq!(activity(&of(5, 0, 1), &of(5, 0, 1)), "asleep");
+        assert_eq!(activity(&of(5, 0, 0), &of(9, 4, 0)), "waits");
+        assert_eq!(activity(&of(5, 0, 0), &of(9, 3, 0)), "works");
+        assert_eq!(activity(&Value::Null, &json!({ "process_state": "T" })), "stopped");
+    }
+}
