@@ -579,6 +579,11 @@ impl OwnedBuffer {
         (copied == bytes.len()).then(|| Self(bytes.into_boxed_slice()))
     }
 
+    /// Whether `other` has the same bytes; false also where they cannot be read.
+    pub(crate) fn is_same_as(&self, other: &SegmentList) -> bool {
+        Self::try_copy_of(other).is_some_and(|other| other.0 == self.0)
+    }
+
     /// Copies all of `from`.
     pub(crate) fn copy_of(from: &SegmentList) -> Self {
         let mut bytes = vec![0; from.len()].into_boxed_slice();
@@ -615,6 +620,13 @@ mod tests {
             parts.iter_mut().map(|p| (p.as_mut_ptr().cast_const(), p.len())).collect();
         // SAFETY: the vectors outlive the list in each test.
         unsafe { SegmentList::gather(&ranges).unwrap() }
+    }
+
+    #[test]
+    fn a_copy_is_compared_with_what_it_is_of() {
+        let (copy, other) = (OwnedBuffer::from(vec![1, 2, 3]), OwnedBuffer::from(vec![1, 2, 4]));
+        assert!(copy.is_same_as(&OwnedBuffer::from(vec![1, 2, 3]).segments()));
+        assert!(!copy.is_same_as(&other.segments()));
     }
 
     #[test]

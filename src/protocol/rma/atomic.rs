@@ -298,7 +298,8 @@ impl Core {
     }
 }
 
-/// Calls `change` with the memory, or with a copy of device memory that is then written back. False: the device failed.
+/// Calls `change` with the memory, or with a copy of device memory that is then written back, if it was changed: kernels
+/// may write there too. False: the device failed.
 fn on_host(memory: &SegmentList, change: impl FnOnce(&SegmentList)) -> bool {
     if !memory.is_on_device() {
         change(memory);
@@ -306,6 +307,7 @@ fn on_host(memory: &SegmentList, change: impl FnOnce(&SegmentList)) -> bool {
     }
     let Some(copy) = OwnedBuffer::try_copy_of(memory) else { return false };
     let copy = copy.segments();
+    let Some(before) = OwnedBuffer::try_copy_of(&copy) else { return false };
     change(&copy);
-    copy.copy_to(0, memory, 0, copy.len()) == copy.len()
+    before.is_same_as(&copy) || copy.copy_to(0, memory, 0, copy.len()) == copy.len()
 }
