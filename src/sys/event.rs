@@ -3,6 +3,7 @@
 use super::cancel::Shield;
 use super::errno::{Errno, Result, check, check_len};
 use super::process::Home;
+use crate::telemetry::log;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, OnceLock};
@@ -108,8 +109,11 @@ impl LateTimer {
     /// time.
     pub(crate) fn arm(&self, at_ns: u64) -> Result<()> {
         if self.timer.get().is_none() {
-            let timer = Timer::new()?;
-            self.set.add(timer.fd(), self.token)?;
+            let told = |e: &Errno| {
+                log::limited!(cause: e.0, "there is no timer for a thread that waits ({e}): it polls");
+            };
+            let timer = Timer::new().inspect_err(told)?;
+            self.set.add(timer.fd(), self.token).inspect_err(told)?;
             // Another thread was faster: its timer is in the set.
             if let Err(late) = self.timer.set(timer) {
                 self.set.remove(late.fd());

@@ -18,6 +18,8 @@ use std::time::Duration;
 const STACK: usize = 256 * 1024;
 /// The doorbell's token; tasks have others.
 const BELL: u64 = 0;
+/// How often a task has a turn whose descriptors cannot be watched, nanoseconds.
+const UNWATCHED_NS: u64 = 10_000_000;
 /// Longest wait for the lock of a process whose thread forked while another one held it.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
@@ -38,14 +40,16 @@ pub(crate) trait Task: Send + 'static {
 
 /// A task, as the thread knows it.
 struct Member {
-    /// `None`: it has ended.
-    task: Mutex<Option<Box<dyn Task>>>,
+    task: Box<dyn Task>,
     links: Vec<Watched>,
 }
 
+/// `None`: the task has ended.
+type Place = Arc<Mutex<Option<Member>>>;
+
 #[derive(Default)]
 struct Members {
-    list: NumberMap<u64, Arc<Member>>,
+    list: NumberMap<u64, Place>,
     last: u64,
     thread: Option<Thread>,
     /// The last task has left, and the thread ends.
@@ -100,7 +104,7 @@ fn place() -> Option<MutexGuard<'static, Option<Arc<Hub>>>> {
 pub(crate) fn add(task: Box<dyn Task>, links: Vec<Watched>) -> Result<Ticket> {
     let Some(mut place) = place() else { return Hub::open()?.add(task, links) };
     let hub = match place.take() {
-        Some(hub) if hub.home.is_here() => hub,
+        Some(hub) if hub.home.is_here() && !locked(&hub.members).ends => hub,
         // A forked child has its parent's, and no thread of it.
         old => {
             std::mem::forget(old);
@@ -168,7 +172,7 @@ impl Hub {
             links.iter().for_each(|link| self.epoll.remove(link.as_fd()));
             return Err(e);
         }
-        members.list.insert(token, Arc::new(Member { task: Mutex::new(Some(task)), links }));
+        members.list.insert(token, Arc::new(Mutex::new(Some(Member { task, links }))));
         drop(members);
         let ticket = Ticket { hub: self.clone(), token };
         ticket.wake();
@@ -209,31 +213,23 @@ impl Hub {
 
     /// A turn of a task. Returns when its next one is due.
     fn turn(&self, token: u64) -> Option<u64> {
-        let member = locked(&self.members).list.get(&token)?.clone();
-        let mut task = locked(&member.task);
-        let turn = AssertUnwindSafe(|| task.as_mut().map(|task| task.turn()));
-        match catch_unwind(turn) {
-            Ok(rest) => {
-                let Rest { until, watches } = rest?;
-                if watches {
-                    for link in &member.links {
-                        self.watch(link, token);
-                    }
-                }
-                until
+        let place = locked(&self.members).list.get(&token)?.clone();
+        let mut place = locked(&place);
+        let member = place.as_mut()?;
+        match catch_unwind(AssertUnwindSafe(|| member.task.turn())) {
+            Ok(Rest { until, watches: false }) => until,
+            Ok(Rest { until, .. }) => {
+                let watch = |link: &Watched| self.epoll.watch_once(link.as_fd(), token);
+                let Err(e) = member.links.iter().try_for_each(watch) else { return until };
+                log::limited!(cause: e.0, "the background thread cannot watch a socket: {e}");
+                let soon = clock::now_ns() + UNWATCHED_NS;
+                Some(until.map_or(soon, |until| until.min(soon)))
             }
             // The panic message was written where it occurred. What the task holds may be half done: it is not touched.
             Err(_) => {
-                std::mem::forget(task.take());
+                std::mem::forget(place.take());
                 None
             }
-        }
-    }
-
-    /// The next readiness of `link` calls its task.
-    fn watch(&self, link: &Watched, token: u64) {
-        if let Err(e) = self.epoll.watch_once(link.as_fd(), token) {
-            log::limited!(cause: e.0, "the background thread cannot watch a socket: {e}");
         }
     }
 
@@ -250,8 +246,10 @@ impl Hub {
         }
         drop(place);
         // Waits for the end of a turn.
-        drop(locked(&member.task).take());
-        member.links.iter().for_each(|link| self.epoll.remove(link.as_fd()));
+        if let Some(Member { task, links }) = locked(&member).take() {
+            drop(task);
+            links.iter().for_each(|link| self.epoll.remove(link.as_fd()));
+        }
         if let Some(thread) = thread {
             self.bell.ring();
             thread.join();
@@ -265,6 +263,17 @@ impl Ticket {
         // In a forked child there is no such thread, and a lock may be held for ever.
         if self.hub.home.is_here() {
             locked(&self.hub.woken).push(self.token);
+            self.hub.bell.ring();
+        }
+    }
+
+    /// As [`Self::wake`], from where this thread may be in the middle of it: a signal handler that exits. If it is, the
+    /// task has its turn when its time has come.
+    pub(crate) fn try_wake(&self) {
+        if self.hub.home.is_here() {
+            if let Ok(mut woken) = self.hub.woken.try_lock() {
+                woken.push(self.token);
+            }
             self.hub.bell.ring();
         }
     }

@@ -3,7 +3,7 @@
 //! A message between nodes completes when it is in packets, which this process keeps until the peer has acknowledged
 //! them. An application that has read its completion may exit without closing anything, as over TCP, where the kernel
 //! goes on sending. So an orderly exit waits, for a bounded time, until everything is acknowledged. The background
-//! threads do the work: they can run between calls of the application's threads, and touch no memory of the
+//! thread does the work: it can run between calls of the application's threads, and touches no memory of the
 //! application, some of which is gone by then.
 
 use super::shared::Shared;
@@ -25,7 +25,7 @@ pub(super) fn enter(endpoint: &Arc<Shared>) {
     ENDPOINTS.lock().unwrap_or_else(PoisonError::into_inner).push(endpoint.clone());
 }
 
-/// The endpoint is closed, and its thread has ended.
+/// The endpoint is closed, and its task has ended.
 pub(super) fn leave(endpoint: &Arc<Shared>) {
     let mut endpoints = ENDPOINTS.lock().unwrap_or_else(PoisonError::into_inner);
     endpoints.retain(|other| !Arc::ptr_eq(other, endpoint));

@@ -119,7 +119,10 @@ impl Shared {
     /// The process exits: the thread gets everything acknowledged, whether the application polls or not.
     pub(super) fn flush(&self) {
         self.ends.store(true, Ordering::Release);
-        self.wake();
+        // This thread may be in the middle of a wake-up, if a signal handler exits.
+        if let Ok(task) = self.task.try_lock() {
+            task.iter().for_each(Ticket::try_wake);
+        }
     }
 
     /// Everything was acknowledged after `flush`, or the thread has stopped and cannot do so.

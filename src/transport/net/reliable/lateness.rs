@@ -51,21 +51,36 @@ impl Latest {
 
 /// What an endpoint knows of all hosts.
 #[derive(Debug)]
-pub(super) struct Lateness(Box<[Latest; PLACES]>);
+pub(super) struct Lateness {
+    places: Box<[Latest; PLACES]>,
+    /// The last long time in which this process did not look, and when it ended, nanoseconds.
+    pause_ns: u64,
+    back_at: u64,
+}
 
 impl Default for Lateness {
     fn default() -> Self {
-        Self(Box::new([Latest::default(); PLACES]))
+        Self { places: Box::new([Latest::default(); PLACES]), pause_ns: 0, back_at: 0 }
     }
 }
 
 impl Lateness {
-    /// A process of `host` has answered `late_ns` after a packet left.
+    /// This process looks again, `pause_ns` after it did before.
+    #[inline]
+    pub(super) fn on_turn(&mut self, pause_ns: u64, now: u64) {
+        if pause_ns > PROMPT_NS {
+            (self.pause_ns, self.back_at) = (pause_ns, now);
+        }
+    }
+
+    /// A process of `host` has answered `late_ns` after a packet left, as far as this process knows: the answer may have
+    /// come while it did not look.
     pub(super) fn note(&mut self, host: Host, late_ns: u64, now: u64) {
-        if late_ns <= PROMPT_NS {
+        let own = if now.saturating_sub(self.back_at) <= PROMPT_NS { self.pause_ns } else { 0 };
+        if late_ns.saturating_sub(own) <= PROMPT_NS {
             return;
         }
-        if let Some(place) = self.0.get_mut(usize::from(host.0)) {
+        if let Some(place) = self.places.get_mut(usize::from(host.0)) {
             *place = place.at(now);
             place.now_ns = place.now_ns.max(late_ns);
         }
@@ -73,7 +88,7 @@ impl Lateness {
 
     /// How long a process of `host` may take to answer now, nanoseconds; 0: not longer than the network.
     pub(super) fn of(&self, host: Host, now: u64) -> u64 {
-        let latest = self.0.get(usize::from(host.0)).map_or(0, |place| {
+        let latest = self.places.get(usize::from(host.0)).map_or(0, |place| {
             let Latest { now_ns, before_ns, .. } = place.at(now);
             now_ns.max(before_ns)
         });
@@ -106,6 +121,18 @@ mod tests {
         assert_eq!(lateness.of(host(1), now + 4 * epoch), 0);
         lateness.note(host(1), 1 << 40, now + 4 * epoch);
         assert_eq!(lateness.of(host(1), now + 4 * epoch), LATE_MAX_NS);
+    }
+
+    #[test]
+    fn an_answer_that_waited_for_this_process_was_not_late() {
+        let mut lateness = Lateness::default();
+        lateness.on_turn(40_000_000, 100_000_000);
+        lateness.note(host(1), 41_000_000, 100_000_000);
+        assert_eq!(lateness.of(host(1), 100_000_000), 0);
+        lateness.note(host(1), 80_000_000, 100_000_000);
+        assert_eq!(lateness.of(host(1), 100_000_000), 100_000_000);
+        lateness.note(host(2), 40_000_000, 200_000_000);
+        assert_eq!(lateness.of(host(2), 200_000_000), 50_000_000, "long after the pause");
     }
 
     #[test]

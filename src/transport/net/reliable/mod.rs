@@ -166,6 +166,7 @@ impl Reliable {
         let passed = now.saturating_sub(self.last_turn);
         let most = TURN_MAX_NS.min(self.shared.settings.peer_timeout_ns / 4);
         self.shared.patience += passed.min(most);
+        self.shared.lateness.on_turn(passed, now);
         self.last_turn = self.last_turn.max(now);
     }
 
