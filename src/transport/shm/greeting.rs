@@ -493,7 +493,10 @@ impl Shm {
     fn hear(&mut self, greeting: &Greeting, peers: &PeerTable) -> Heard {
         let mut bytes = [0; hello::LEN];
         let socket = greeting.socket.as_fd();
-        let received = match greeting.scarce {
+        // The connection may have taken the last descriptor, and the kernel drops a segment for which there is none: with the
+        // messages of a sender that polls no more.
+        let scarce = greeting.scarce || process::descriptors_are_scarce(&greeting.socket);
+        let received = match scarce {
             true => spare::lend(|| unix::receive(socket, &mut bytes)),
             false => unix::receive(socket, &mut bytes),
         };
