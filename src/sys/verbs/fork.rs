@@ -8,27 +8,40 @@
 use super::library::Verbs;
 use crate::sys::process;
 use crate::telemetry::log;
-use rdma_core_sys::{IBV_FORK_DISABLED, ibv_fork_status};
+use rdma_core_sys::{IBV_FORK_DISABLED, IBV_FORK_UNNEEDED, ibv_fork_status};
 use std::sync::OnceLock;
 
-/// Why the application's memory must not be registered, if a fork would endanger it.
-static HAZARD: OnceLock<Option<&'static str>> = OnceLock::new();
+/// Whether the kernel copies pinned pages for a forked child; and why the application's memory must not be registered, if
+/// a fork would endanger it.
+static FORKS: OnceLock<(bool, Option<&'static str>)> = OnceLock::new();
 
 /// To be called before the first registration.
 pub(super) fn prepare(verbs: &Verbs) {
-    HAZARD.get_or_init(|| {
+    FORKS.get_or_init(|| {
         // SAFETY: the call asks for nothing; it may ask the kernel.
         let status = verbs.is_fork_initialized.map(|status| unsafe { status() });
-        hazard(process::kernel_is_at_least(5, 12), status, || {
+        let copies = copies(process::kernel_is_at_least(5, 12), status);
+        let hazard = hazard(copies, status, || {
             // SAFETY: the call takes nothing.
             verbs.fork_init.is_some_and(|init| unsafe { init() } == 0)
-        })
+        });
+        (copies, hazard)
     });
 }
 
 /// Why registering the application's memory would be unsafe if the application forks; `None`: it is safe.
 pub(crate) fn fork_hazard() -> Option<&'static str> {
-    HAZARD.get().copied().flatten()
+    FORKS.get().and_then(|(_, hazard)| *hazard)
+}
+
+/// Whether the kernel copies pinned pages for a forked child. False before there was a list of devices.
+pub(crate) fn copies_at_fork() -> bool {
+    FORKS.get().is_some_and(|(copies, _)| *copies)
+}
+
+/// `recent`: the kernel is Linux 5.12 or later. Earlier ones of some distributions copy as well, which the library knows.
+fn copies(recent: bool, status: Option<ibv_fork_status>) -> bool {
+    recent || status == Some(IBV_FORK_UNNEEDED)
 }
 
 /// `copies`: the kernel copies pinned pages for a child; `status`: what the library says, if it can; `init` makes the
@@ -53,7 +66,7 @@ fn hazard(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rdma_core_sys::{IBV_FORK_ENABLED, IBV_FORK_UNNEEDED};
+    use rdma_core_sys::IBV_FORK_ENABLED;
 
     #[test]
     fn the_library_is_told_where_the_kernel_does_not_copy() {
@@ -73,5 +86,12 @@ mod tests {
             assert_eq!((safe, asked), (None, asks), "{copies} {status:?}");
         }
         assert!(hazard(false, None, || false).is_some(), "too late");
+    }
+
+    #[test]
+    fn a_kernel_that_copies_is_known_by_its_version_or_by_the_library() {
+        let all = [None, Some(IBV_FORK_DISABLED), Some(IBV_FORK_ENABLED), Some(IBV_FORK_UNNEEDED)];
+        assert_eq!(all.map(|status| copies(false, status)), [false, false, false, true]);
+        assert_eq!(all.map(|status| copies(true, status)), [true; 4]);
     }
 }

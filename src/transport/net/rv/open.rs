@@ -2,8 +2,9 @@
 
 use super::Rv;
 use super::config::RvPolicy;
+use crate::sys::Errno;
 use crate::sys::rv::{Found, Here};
-use crate::sys::{Errno, process};
+use crate::sys::verbs::copies_at_fork;
 use crate::telemetry::log;
 use crate::transport::net::bulk::Bulk;
 use crate::transport::net::network::Network;
@@ -20,13 +21,15 @@ pub(in crate::transport::net) fn open(
     if policy == RvPolicy::Off {
         return Ok(None);
     }
-    // In earlier kernels a fork could separate the application's pages from the registered ones.
-    let forks = if process::kernel_is_at_least(5, 12) {
-        Ok(())
-    } else {
-        Err("the kernel is older than 5.12")
+    // Otherwise a fork separates the application's pages from those that the module has pinned: unlike libibverbs it keeps
+    // none from children.
+    let copied = match copies_at_fork() {
+        true => Ok(()),
+        false => {
+            Err("the kernel does not copy pinned pages at a fork (Linux 5.12 does)".to_owned())
+        }
     };
-    let attached = forks.map_err(str::to_owned).and_then(|()| {
+    let attached = copied.and_then(|()| {
         let found = Found::open().map_err(|refusal| refusal.to_string())?;
         found.attach(here).map_err(|refusal| refusal.to_string())
     });

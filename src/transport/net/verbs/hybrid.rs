@@ -87,6 +87,8 @@ pub(super) struct Upkeep {
     pub(super) recovery: Recovery,
     /// When `tend` must be called, nanoseconds.
     pub(super) tend_at: u64,
+    /// Peers that have not answered are to be judged, when what has arrived in this turn is received.
+    pub(super) judge: bool,
     /// The next peer to send an address update to.
     pub(super) untold: Option<usize>,
     /// Why the queue pair could not be replaced, as it is logged.
@@ -368,6 +370,9 @@ impl Link for HybridLink {
             }
             n += arrived;
             rdma.call();
+            if rdma.upkeep.judge {
+                rdma.hear_silence(rdma.pace.now);
+            }
         }
         n
     }
@@ -441,7 +446,7 @@ impl Rdma {
             called: Vec::new(),
             own: Own { settings, spread, key, me },
             port,
-            upkeep: Upkeep { recovery, tend_at: 0, untold: None, why: String::new() },
+            upkeep: Upkeep { recovery, tend_at: 0, judge: false, untold: None, why: String::new() },
             pace: SocketPace::default(),
             counts: RdmaCounts::default(),
         };

@@ -11,6 +11,10 @@ use std::collections::HashMap;
 /// The pause before the first repetition of a challenge, nanoseconds; each further one is twice as long.
 const REPEAT_NS: u64 = 100_000_000;
 
+/// Steps that are late by more than this fraction of the limit are excused; and the fraction that remains then.
+const LATE: u64 = 16;
+const LAST: u64 = 4;
+
 /// A peer whose path is not validated.
 #[derive(Debug)]
 struct Awaited {
@@ -19,11 +23,32 @@ struct Awaited {
     heard: u64,
     /// Challenges repeated.
     repeats: u32,
+    /// It has got more time to answer.
+    excused: bool,
 }
 
 impl Awaited {
     fn repeat_at(&self) -> u64 {
         self.since.saturating_add(REPEAT_NS << self.repeats.min(16))
+    }
+
+    fn due_at(&self, limit: u64) -> u64 {
+        self.repeat_at().min(self.since + limit)
+    }
+
+    /// Nobody looked for a while after a step was due, because the application computed: that time does not count. Where
+    /// the limit has passed, the peer is challenged once more, and has its last quarter to answer.
+    fn excuse(&mut self, limit: u64, now: u64) {
+        let late = now.saturating_sub(self.due_at(limit));
+        if late <= limit / LATE {
+            return;
+        }
+        self.since += late;
+        self.heard += if self.heard > 0 { late } else { 0 };
+        if now.saturating_sub(self.since) >= limit && !self.excused {
+            (self.excused, self.repeats) = (true, 0);
+            self.since = now.saturating_sub(limit - limit / LAST);
+        }
     }
 }
 
@@ -52,7 +77,12 @@ impl Silence {
 
     /// The path to `peer` was challenged.
     pub(super) fn expect(&mut self, peer: &Address, now: u64) {
-        self.awaited.entry(*peer).or_insert(Awaited { since: now, heard: 0, repeats: 0 });
+        self.awaited.entry(*peer).or_insert(Awaited {
+            since: now,
+            heard: 0,
+            repeats: 0,
+            excused: false,
+        });
     }
 
     /// The path to `peer` is validated, or `peer` has no device now.
@@ -77,9 +107,12 @@ impl Silence {
     pub(super) fn steps(&mut self, now: u64) -> Vec<Step> {
         let (limit, mut steps) = (self.limit, Vec::new());
         self.awaited.retain(|peer, one| {
+            one.excuse(limit, now);
             if now.saturating_sub(one.since) < limit {
                 if one.repeat_at() <= now {
-                    one.repeats += 1;
+                    while one.repeat_at() <= now && one.repeats < 16 {
+                        one.repeats += 1;
+                    }
                     steps.push(Step::Challenge(*peer));
                 }
                 return true;
@@ -93,7 +126,7 @@ impl Silence {
 
     /// When a step will be due, nanoseconds.
     pub(super) fn due_at(&self) -> Option<u64> {
-        self.awaited.values().map(|one| one.repeat_at().min(one.since + self.limit)).min()
+        self.awaited.values().map(|one| one.due_at(self.limit)).min()
     }
 }
 
@@ -130,6 +163,25 @@ mod tests {
         let at = |ms| (ms, Step::Challenge(peer(1)));
         assert_eq!(all, [at(100), at(200), at(400), at(800), (1000, Step::Report(peer(1)))]);
         assert_eq!(silence.due_at(), None);
+    }
+
+    #[test]
+    fn the_absence_of_this_process_is_no_silence_of_a_peer() {
+        let mut silence = Silence::new(LIMIT);
+        silence.expect(&peer(1), 0);
+        let challenge = vec![Step::Challenge(peer(1))];
+        for ms in [100, 200, 400, 800] {
+            assert_eq!(silence.steps(ms * MS), challenge);
+        }
+        silence.on_heard(&peer(1), 9000 * MS);
+        assert_eq!(silence.steps(9000 * MS), challenge, "it was away when the limit passed");
+        assert_eq!(silence.steps(9050 * MS), challenge);
+        assert_eq!((silence.steps(9249 * MS), silence.due_at()), (vec![], Some(9250 * MS)));
+        silence.on_heard(&peer(1), 9249 * MS);
+        assert_eq!(silence.steps(20_000 * MS), [Step::Report(peer(1))], "but that ends");
+        silence.expect(&peer(1), 30_000 * MS);
+        assert_eq!(silence.steps(39_000 * MS), challenge);
+        assert_eq!(silence.due_at(), Some(39_100 * MS), "of the limit nothing has passed");
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl Rdma {
             self.remake(now);
         }
         self.tell(udp);
-        self.hear_silence(now);
+        self.upkeep.judge = self.silence.due_at().is_some_and(|at| at <= now);
         self.upkeep.tend_at = self.wake_at(now).unwrap_or(u64::MAX).min(now + LOOK_NS);
     }
 
@@ -48,8 +48,11 @@ impl Rdma {
         self.upkeep.recovery.due_at().into_iter().chain(self.silence.due_at()).min()
     }
 
-    /// Challenges peers again that have not answered, and reports those that do not.
-    fn hear_silence(&mut self, now: u64) {
+    /// Challenges peers again that have not answered, and reports those that do not; to be called when everything that has
+    /// arrived is received.
+    #[cold]
+    pub(super) fn hear_silence(&mut self, now: u64) {
+        self.upkeep.judge = false;
         for step in self.silence.steps(now) {
             match step {
                 Step::Challenge(peer) => self.ways.ask(&peer),
