@@ -70,6 +70,11 @@ impl<T> IndexList<T> {
         self.len == 0
     }
 
+    /// The newest entry.
+    pub(crate) fn last(&self) -> Option<&T> {
+        self.nodes.get(self.tail as usize)?.value.as_ref()
+    }
+
     /// Adds an entry at the end. Allocates only when there have never been this many entries before.
     #[inline(always)]
     pub(crate) fn push_back(&mut self, value: T) -> Key {

@@ -32,6 +32,8 @@ pub(crate) struct Standing {
     /// Receives in the endpoint's own queue, and sends that are not complete.
     pub(crate) receives: usize,
     pub(crate) sends: usize,
+    /// The source of the receive that was posted last, if that names one.
+    pub(crate) awaited: Option<u64>,
 }
 
 /// Event counts since the endpoint was enabled.

@@ -133,6 +133,11 @@ impl Receives {
         self.posted.len()
     }
 
+    /// The source of the receive that was posted last, if that names one.
+    pub(super) fn awaited(&self) -> Option<u64> {
+        self.posted.newest().map(|posted| posted.source).find(|source| *source != ANY_SOURCE)
+    }
+
     /// Posts a receive.
     pub(crate) fn post(&mut self, op: &ReceiveOp) {
         let target = self.target(op);

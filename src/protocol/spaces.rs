@@ -78,6 +78,11 @@ impl<T> Spaces<T> {
         self.more.get(beyond).map_or(0, |[plain, tagged]| plain.len() + tagged.len())
     }
 
+    /// The newest entry of each list.
+    pub(super) fn newest(&self) -> impl Iterator<Item = &T> {
+        self.lists().filter_map(IndexList::last)
+    }
+
     /// The 64 oldest entries of each list: for questions that need no exact answer.
     pub(super) fn first_few(&self) -> impl Iterator<Item = &T> {
         self.lists().flat_map(|list| list.iter().take(64).map(|(_, item)| item))

@@ -41,6 +41,7 @@ impl Core {
             held: self.matching.bytes,
             receives: self.matching.own.posted.len(),
             sends: self.sends.pending.len(),
+            awaited: self.matching.own.awaited(),
         }
     }
 

@@ -58,8 +58,10 @@ pub(crate) fn table(page: &Value) -> String {
         for (name, count) in counts(endpoint).filter(|(_, count)| *count > 0) {
             let _ = writeln!(out, "    {name:<22} {count:>16}");
         }
-        if let Some(peer) = endpoint["send_waits_for"].as_str().filter(|peer| !peer.is_empty()) {
-            let _ = writeln!(out, "    {:<22} {peer:>16}", "send_waits_for");
+        for name in ["send_waits_for", "receive_waits_for"] {
+            if let Some(peer) = endpoint[name].as_str().filter(|peer| !peer.is_empty()) {
+                let _ = writeln!(out, "    {name:<22} {peer:>16}");
+            }
         }
         for peer in rows(&page["peers"]).filter(|peer| peer["endpoint"] == endpoint["number"]) {
             let reason = Some(text(&peer["reason"])).filter(|reason| !reason.is_empty());

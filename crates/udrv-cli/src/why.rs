@@ -89,7 +89,7 @@ fn causes_of(before: &Value, page: &Value, all: &[Value]) -> Vec<Cause> {
     causes.extend(of_warnings(page));
     causes.extend(of_packets(page));
     causes.extend(of_messages(page));
-    causes.extend(of_progress(before, page));
+    causes.extend(of_progress(before, page, all));
     causes
 }
 
@@ -190,7 +190,8 @@ fn of_packets(page: &Value) -> Vec<Cause> {
         let says = format!(
             "{again} of {sent} packets were sent again: the network loses packets, receive buffers are small, or receivers wait for a processor"
         );
-        causes.push(cause(SLOW, says, "sysctl net.core.rmem_max=8388608 on the receivers; ethtool -S for drops of the interface"));
+        let remedy = "sysctl net.core.rmem_max=8388608 on the receivers; ethtool -S for drops of the interface";
+        causes.push(Cause { about: "packets".to_owned(), ..cause(SLOW, says, remedy) });
     }
     let forged = sum(page, "forged");
     if forged > 0 {
@@ -215,7 +216,7 @@ fn of_messages(page: &Value) -> Option<Cause> {
 }
 
 /// Whether the process has polled, and moved something, while it was watched.
-fn of_progress(before: &Value, page: &Value) -> Option<Cause> {
+fn of_progress(before: &Value, page: &Value, pages: &[Value]) -> Option<Cause> {
     let endpoints = |page: &Value| page["endpoints"].as_array().cloned().unwrap_or_default();
     let (before, after) = (endpoints(before), endpoints(page));
     // What was opened or closed meanwhile is at work.
@@ -227,28 +228,37 @@ fn of_progress(before: &Value, page: &Value) -> Option<Cause> {
         before.iter().zip(&after).all(|(old, new)| is_so(old, new))
     };
     if all(|old, new| old["polls"] == new["polls"] && old["sleeps"] == new["sleeps"]) {
-        return Some(of_standing(page, all(|_, new| new["asleep"] == 1)));
+        return Some(of_standing(page, all(|_, new| new["asleep"] == 1), pages));
     }
-    all(is_idle).then(|| {
-        let says = "polls, and no message came or went while it was watched";
-        cause(STANDS - 2, says, "look at the processes that do not poll, on all nodes of the job")
-    })
+    let says = "polls, and no message came or went while it was watched";
+    all(is_idle).then(|| waiting(page, says, pages))
+}
+
+/// A process waits; for a message of whom, as far as its receives say.
+fn waiting(page: &Value, says: &str, pages: &[Value]) -> Cause {
+    let mut peers = rows(&page["endpoints"]).filter_map(|e| e["receive_waits_for"].as_str());
+    match peers.find(|peer| !peer.is_empty()) {
+        Some(peer) => {
+            let says = format!("{says}: a receive waits for {}", owner(peer, pages));
+            cause(STANDS - 2, says, "udrv why there: does that process poll?")
+        }
+        None => {
+            let remedy = "look at the processes that do not poll, on all nodes of the job";
+            cause(STANDS - 2, says, remedy)
+        }
+    }
 }
 
 /// Nothing polls.
-fn of_standing(page: &Value, asleep: bool) -> Cause {
+fn of_standing(page: &Value, asleep: bool, pages: &[Value]) -> Cause {
     let stopped = matches!(page["process_state"].as_str(), Some("T" | "t"));
     if stopped {
         let says = "is stopped by a signal or a debugger";
         return cause(STANDS, says, "kill -CONT PID, or let the debugger go on");
     }
     if asleep {
-        let says = "has not polled while it was watched: the next message will wake it";
-        return cause(
-            STANDS - 2,
-            says,
-            "look at the processes that do not poll, on all nodes of the job",
-        );
+        let says = "has not polled while it was watched, and the next message will wake it";
+        return waiting(page, says, pages);
     }
     let says = "has not polled while it was watched: it computes, or waits in something else";
     cause(STANDS - 1, says, "its stack: gdb -p PID, or cat /proc/PID/stack")
@@ -300,6 +310,8 @@ mod tests {
         assert!(worst(&stands, &stands).contains("it computes, or waits"));
         let asleep = json!({ "address": "a", "polls": 5, "sleeps": 1, "asleep": 1 });
         assert!(worst(&asleep, &asleep).contains("the next message will wake it"));
+        let awaits = json!({ "address": "a", "polls": 5, "asleep": 1, "receive_waits_for": "b" });
+        assert!(worst(&awaits, &awaits).ends_with("a receive waits for b, not of this node"));
         let sleeps_again = json!({ "address": "a", "polls": 5, "sleeps": 2, "asleep": 1 });
         assert!(!worst(&asleep, &sleeps_again).contains("not polled"));
         let stopped = json!({ "pid": 1, "process_state": "T", "endpoints": [asleep], "peers": [] });

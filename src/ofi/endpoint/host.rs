@@ -56,6 +56,15 @@ impl EndpointHost<'_> {
         }
     }
 
+    /// The address of an entry of the address vector.
+    fn address(&self, source: u64) -> Option<Address> {
+        let av = self.bindings().av.as_ref()?;
+        // SAFETY: the guard belongs to the domain of vector and endpoint; one short step.
+        let state = unsafe { av.state.get(self.guard) };
+        let (base, _) = state.split(source);
+        state.address(base)
+    }
+
     /// Whether peers of the endpoint may access the region.
     fn may_reach(&self, state: &DomainState, region: u64) -> bool {
         state.region_keys.is_empty() || state.is_for(region, self.endpoint.given_key(self.guard))
@@ -245,8 +254,9 @@ impl Host for EndpointHost<'_> {
     }
 
     fn show(&mut self, standing: &Standing, figures: &Figures) {
+        let awaited = standing.awaited.and_then(|source| self.address(source));
         if let Some(page) = &mut self.endpoint.state(self.guard).page {
-            page.show(standing, figures);
+            page.show(standing, figures, awaited);
         }
     }
 

@@ -33,12 +33,18 @@ impl PageRecord {
         })
     }
 
-    /// Copies counts, in the order of the names in `telemetry::page`.
+    /// Copies counts, in the order of the names in `telemetry::page`. `awaited`: the peer that a receive waits for.
     #[inline(never)]
-    pub(super) fn show(&mut self, standing: &Standing, figures: &Figures) {
+    pub(super) fn show(
+        &mut self,
+        standing: &Standing,
+        figures: &Figures,
+        awaited: Option<Address>,
+    ) {
         self.held_peak = self.held_peak.max(standing.held as u64);
-        let waits_for = figures.oldest.map_or(String::new(), |(peer, _)| peer.0.to_string());
-        self.slot.write(State::Open, &self.words(standing, figures), &waits_for);
+        let text = |peer: Option<Address>| peer.map_or(String::new(), |peer| peer.0.to_string());
+        let (to, from) = (text(figures.oldest.map(|(peer, _)| peer)), text(awaited));
+        self.slot.write(State::Open, &self.words(standing, figures), [&to, &from]);
         figures.peers.iter().for_each(|peer| self.show_peer(peer));
     }
 
@@ -135,9 +141,9 @@ mod tests {
     fn every_word_of_an_endpoint_has_a_name() {
         let record = PageRecord::open(Address("127.0.0.1:1".parse().unwrap())).unwrap();
         let words = record.words(&Standing::default(), &Figures::default());
-        assert_eq!(endpoint_names().count(), words.len() + 1);
+        assert_eq!(endpoint_names().count(), words.len() + 2);
         let last = endpoint_names().last();
-        assert_eq!(last, Some("send_waits_for:64"));
+        assert_eq!(last, Some("receive_waits_for:64"));
         assert_eq!(endpoint_names().nth(ASLEEP), Some("asleep"));
     }
 }

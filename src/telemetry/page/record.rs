@@ -27,7 +27,7 @@ pub(super) const ENDPOINT: &str = "sequence state address:64 polls empty_polls s
     eager_sent rendezvous_sent unexpected pulled_bytes pushed_bytes fragment_bytes dropped surplus stream_bytes resumed \
     window_bytes windows_lost declined assisted_bytes reached_bytes read_bytes \
     packets_sent packets_received retransmitted timeouts duplicates no_room forged stray connected \
-    receives_posted sends_pending renewed_ns send_waits_since_ns send_waits_for:64";
+    receives_posted sends_pending renewed_ns send_waits_since_ns send_waits_for:64 receive_waits_for:64";
 /// The same of a peer.
 pub(super) const PEER: &str = "sequence state endpoint address:64 transport:32 reason:96 messages_sent messages_received rtt_ns unanswered";
 /// The same of an error or a warning.
@@ -40,7 +40,7 @@ pub(crate) fn endpoint_names() -> impl Iterator<Item = &'static str> {
 }
 
 /// Words of an endpoint's and of a peer's record: those that their names take. The names are not counted for each report.
-pub(super) const ENDPOINT_WORDS: usize = FIRST + ADDRESS + 35 + ADDRESS;
+pub(super) const ENDPOINT_WORDS: usize = FIRST + ADDRESS + 35 + 2 * ADDRESS;
 pub(super) const PEER_WORDS: usize = FIRST + 1 + ADDRESS + TRANSPORT + REASON + PEER_COUNTS;
 /// Counts of a peer, behind its texts.
 pub(super) const PEER_COUNTS: usize = 4;

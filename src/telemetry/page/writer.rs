@@ -243,13 +243,14 @@ impl Slot {
         Some(slot)
     }
 
-    /// Copies the endpoint's counts, in the order of the names after the address, and the address of the peer that it
-    /// waits for.
-    pub(crate) fn write(&self, state: State, counts: &[u64], waits_for: &str) {
+    /// Copies the endpoint's counts, in the order of the names after the address, and the addresses of the peers that a
+    /// send and a receive wait for.
+    pub(crate) fn write(&self, state: State, counts: &[u64], waits_for: [&str; 2]) {
         if self.page.owner != process::pid() {
             return;
         }
-        let words = counts.iter().copied().chain(packed(waits_for, ADDRESS));
+        let texts = waits_for.into_iter().flat_map(|address| packed(address, ADDRESS));
+        let words = counts.iter().copied().chain(texts);
         record::write(&self.page.memory, self.at, state, FIRST + ADDRESS, words);
     }
 
@@ -367,7 +368,7 @@ mod tests {
         assert_eq!(slot.record_of(70).unwrap(), first);
         slot.write_one(1, 6);
         assert_eq!(word(at + 8 * 11), 6);
-        slot.write(State::Closed, &[5], "");
+        slot.write(State::Closed, &[5], ["", ""]);
         assert_eq!((word(at + 8), word(at + 8 * 10)), (State::Closed as u64, 5));
         drop(slot);
         assert_eq!(word(peer_at(first) + 8), State::Closed as u64);
