@@ -9,6 +9,7 @@ import collections
 import json
 import os
 import statistics
+import time
 import sys
 
 # Metric: what it is, its unit, and which of two values is the better one.
@@ -153,7 +154,7 @@ def kernel(name):
 
 model = next((l.split(":", 1)[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), "")
 where = {
-    "commit": commit, "libfabric": libfabric, "cpu": model, "cores": os.cpu_count(), "kernel": os.uname().release,
+    "date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": commit, "libfabric": libfabric, "cpu": model, "cores": os.cpu_count(), "kernel": os.uname().release,
     "tcp": kernel("net/ipv4/tcp_congestion_control"),
 }
 text = "\n".join(tables())
@@ -162,7 +163,7 @@ with open(f"{result}.md", "w", encoding="utf-8") as file:
     file.write(f"{bench}: {', '.join(f'{k} {v}' for k, v in where.items())}\n\n{text}")
 with open(f"{result}.json", "w", encoding="utf-8") as file:
     json.dump({
-        "bench": bench, **where, "providers": providers,
+        "bench": bench, **where, "versions": os.environ.get("BENCH_VERSIONS", "").split("; "), "providers": providers,
         "runs": [
             {"section": s, "program": m, "bytes" if isinstance(k, int) and bench != "scale" else "key": k, "provider": p,
              "unit": METRICS[m][1], "values": v}
