@@ -32,6 +32,8 @@ const SHARE: u32 = 20;
 
 /// The command, which gets the signals that end this process otherwise.
 static COMMAND: AtomicI32 = AtomicI32::new(0);
+/// The last signal that came before the number of the command was known.
+static EARLY: AtomicI32 = AtomicI32::new(0);
 
 impl Record {
     pub(crate) fn run(self) -> Outcome {
@@ -45,6 +47,11 @@ impl Record {
         let child = started.map_err(|error| format!("{}: {error}", program.to_string_lossy()))?;
         let child = child.id() as i32;
         COMMAND.store(child, Relaxed);
+        let early = EARLY.swap(0, Relaxed);
+        if early != 0 {
+            // SAFETY: takes numbers only.
+            unsafe { libc::kill(child, early) };
+        }
         let mut held = HashMap::new();
         let status = loop {
             let begun = Instant::now();
@@ -158,7 +165,12 @@ fn pass_signals_on() {
     extern "C" fn pass_on(signal: libc::c_int) {
         let command = COMMAND.load(Relaxed);
         // A terminal has sent SIGINT to the command too.
-        if command > 0 && signal != libc::SIGINT {
+        if signal == libc::SIGINT {
+            return;
+        }
+        if command == 0 {
+            EARLY.store(signal, Relaxed);
+        } else {
             // SAFETY: takes numbers only, and is async-signal-safe (signal-safety(7)).
             unsafe { libc::kill(command, signal) };
         }
