@@ -20,6 +20,7 @@ mod run;
 mod screen;
 mod stat;
 mod top;
+mod trace;
 mod watch;
 mod why;
 
@@ -50,6 +51,8 @@ enum Command {
     Why(why::Why),
     /// Show live what running processes do
     Top(top::Top),
+    /// Write a timeline of what running processes do, for Perfetto
+    Trace(trace::Trace),
     /// Run a program, and keep the last counts of every process that it starts, also of those that are aborted
     Record(record::Record),
     /// Measure latency and bandwidth by message size, within this node or to another one
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
         Command::Stat(command) => command.run(),
         Command::Why(command) => command.run(),
         Command::Top(command) => command.run(),
+        Command::Trace(command) => command.run(),
         Command::Record(command) => command.run(),
         Command::Perf(command) => command.run(),
         Command::Probe(command) => command.run(),

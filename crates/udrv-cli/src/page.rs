@@ -327,6 +327,15 @@ pub(crate) fn sum(page: &Value, field: &str) -> u64 {
     endpoints.filter_map(|endpoint| endpoint.get(field)?.as_u64()).sum()
 }
 
+/// Who has the endpoint at this address, as far as that is seen from here.
+pub(crate) fn owner(address: &str, all: &[Value]) -> String {
+    let has_it = |page: &&Value| {
+        page["endpoints"].as_array().into_iter().flatten().any(|e| e["address"] == address)
+    };
+    let page = all.iter().find(has_it);
+    page.map_or_else(|| format!("{address}, not of this node"), name)
+}
+
 /// A process with its rank, host and number, as people name it.
 pub(crate) fn name(page: &Value) -> String {
     let number = |field: &str| page.get(field).and_then(Value::as_u64);

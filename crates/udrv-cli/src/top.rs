@@ -107,29 +107,43 @@ fn lines(before: &[Value], after: &[Value], seconds: f64, peers: bool) -> Vec<St
     lines
 }
 
-/// A line about one process.
-fn process(before: &Value, after: &Value, seconds: f64) -> String {
+/// What a process does in a second: names, units and rates.
+pub(crate) fn rates(
+    before: &Value,
+    after: &Value,
+    seconds: f64,
+) -> [(&'static str, &'static str, f64); 3] {
     let rate = |names: &[&str]| {
         let sum = |page| names.iter().map(|name| page::sum(page, name)).sum::<u64>();
         sum(after).saturating_sub(sum(before)) as f64 / seconds
     };
+    [
+        ("messages sent", "messages/s", rate(&["eager_sent", "rendezvous_sent"])),
+        ("long messages", "MiB/s", rate(&BYTES) / f64::from(1 << 20)),
+        ("packets sent again", "packets/s", rate(&["retransmitted"])),
+    ]
+}
+
+/// A line about one process.
+fn process(before: &Value, after: &Value, seconds: f64) -> String {
+    let [(.., messages), (.., bytes), (.., again)] = rates(before, after, seconds);
     let rank = after["rank"].as_u64().map_or_else(|| "-".to_owned(), |rank| rank.to_string());
     format!(
         "{rank:>6} {:>8} {:<9} {:>10.0} {:>10.1} {:>8} {:>8} {:>8.0} {:>10}  {}",
         after["pid"].as_u64().unwrap_or(0),
         activity(before, after),
-        rate(&["eager_sent", "rendezvous_sent"]),
-        rate(&BYTES) / f64::from(1 << 20),
+        messages,
+        bytes,
         page::sum(after, "sends_pending"),
         page::sum(after, "receives_posted"),
-        rate(&["retransmitted"]),
+        again,
         page::sum(after, "unexpected_bytes"),
         after["command"].as_str().unwrap_or("?"),
     )
 }
 
 /// What a process has done between two looks.
-fn activity(before: &Value, after: &Value) -> &'static str {
+pub(crate) fn activity(before: &Value, after: &Value) -> &'static str {
     let changed = |name| page::sum(before, name) != page::sum(after, name);
     let polls = page::sum(after, "polls").wrapping_sub(page::sum(before, "polls"));
     if matches!(after["process_state"].as_str(), Some("T" | "t")) {

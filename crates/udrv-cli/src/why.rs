@@ -98,13 +98,6 @@ fn cause(weight: u64, says: impl Into<String>, remedy: &'static str) -> Cause {
     Cause { weight, about: says.clone(), says, remedy }
 }
 
-/// Who has the endpoint at this address, as far as that is seen from here.
-fn owner(address: &str, all: &[Value]) -> String {
-    let has_it = |page: &&Value| rows(&page["endpoints"]).any(|e| e["address"] == address);
-    let page = all.iter().find(has_it);
-    page.map_or_else(|| format!("{address}, not of this node"), page::name)
-}
-
 fn rows(of: &Value) -> impl Iterator<Item = &Value> {
     of.as_array().into_iter().flatten()
 }
@@ -120,7 +113,7 @@ fn of_contacts(before: &Value, page: &Value, all: &[Value]) -> Option<Cause> {
     };
     let silent: Vec<String> = rows(&page["peers"])
         .filter(still)
-        .map(|peer| owner(peer["address"].as_str().unwrap_or("?"), all))
+        .map(|peer| page::owner(peer["address"].as_str().unwrap_or("?"), all))
         .collect();
     let says = || format!("waits for the first answer of {}", together(&silent));
     (!silent.is_empty()).then(|| {
@@ -133,7 +126,7 @@ fn of_contacts(before: &Value, page: &Value, all: &[Value]) -> Option<Cause> {
 fn of_sends(page: &Value, all: &[Value]) -> Option<Cause> {
     let waits = |endpoint: &&Value| endpoint["send_waits_ms"].as_u64() >= Some(LATE_MS);
     let endpoint = rows(&page["endpoints"]).find(waits)?;
-    let owner = owner(endpoint["send_waits_for"].as_str().unwrap_or("?"), all);
+    let owner = page::owner(endpoint["send_waits_for"].as_str().unwrap_or("?"), all);
     let says = format!(
         "a send waits for {owner} for {} ms, and {} are pending in all",
         endpoint["send_waits_ms"], endpoint["sends_pending"]
@@ -239,7 +232,7 @@ fn waiting(page: &Value, says: &str, pages: &[Value]) -> Cause {
     let mut peers = rows(&page["endpoints"]).filter_map(|e| e["receive_waits_for"].as_str());
     match peers.find(|peer| !peer.is_empty()) {
         Some(peer) => {
-            let says = format!("{says}: a receive waits for {}", owner(peer, pages));
+            let says = format!("{says}: a receive waits for {}", page::owner(peer, pages));
             cause(STANDS - 2, says, "udrv why there: does that process poll?")
         }
         None => {
