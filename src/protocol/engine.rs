@@ -83,9 +83,7 @@ impl<H: Host> Handler for Delivery<'_, H> {
     fn on_lane_lost(&mut self, peer: PeerId, lane: LaneId) {
         let Core { arrivals, outbox, counts, .. } = &mut *self.core;
         arrivals.lose_windows((peer, lane), outbox, counts);
-        for key in self.core.sends.forget_writes(peer, Some(lane)) {
-            self.core.on_released(peer, key, self.host);
-        }
+        self.core.sends.forget_writes(peer, Some(lane));
         self.core.lose_reaches(peer, lane);
     }
 
@@ -94,10 +92,7 @@ impl<H: Host> Handler for Delivery<'_, H> {
             (0, 0) => self.core.on_access_done(peer, token, self.host),
             (0, _) => {
                 let Core { sends, counts, .. } = &mut *self.core;
-                let token = token & !PUT_OF_A_MESSAGE;
-                if let Some(key) = sends.on_written(peer, token, counts, self.host) {
-                    self.core.on_released(peer, key, self.host);
-                }
+                sends.on_written(peer, token & !PUT_OF_A_MESSAGE, counts, self.host);
             }
             _ => self.core.on_part(peer, token & !GET_OF_A_MESSAGE, true, self.host),
         }

@@ -4,8 +4,7 @@ use super::member::{Member, PATIENCE_MS, STRANGER};
 use super::wire::{GREETING_LEN, Greeting};
 use crate::memory::SegmentList;
 use crate::sys::Errno;
-use crate::sys::event::wait_readable;
-use crate::sys::late_set::LateSet;
+use crate::sys::event::{Epoll, wait_readable};
 use crate::sys::tcp::{self, Received};
 use crate::telemetry::log;
 use crate::transport::net::neighbours::{Neighbours, Standing};
@@ -48,7 +47,7 @@ impl Strangers {
     pub(super) fn accept(
         &mut self,
         listener: &Member,
-        epoll: &Arc<LateSet>,
+        epoll: &Arc<Epoll>,
         neighbours: &Neighbours,
         now: u64,
     ) -> Result<(), Errno> {
