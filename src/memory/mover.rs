@@ -6,7 +6,7 @@
 //! 1. [`copy`]: the caller waits for the end by asking; a call that waits in the driver would wait for the application's
 //!    kernels too. To wait at all costs some microseconds a copy, in progress as well; bytes that are reported as arrived are
 //!    then in place. Each such copy has a stream of its own, so that threads do not wait for each other.
-//! 2. [`Transfer`]: a copy from device memory of another process of the node ([`Import`]). Nobody waits
+//! 2. [`Transfer`]: a copy from or to device memory of another process of the node ([`Import`]). Nobody waits
 //!    for it: [`Transfer::has_ended`] says when it is done. Transfers that change device memory share one stream of their
 //!    context, so that they happen in the order in which they were begun. One to memory of the host waits on the device for the
 //!    earlier ones; its call may last until it has ended, which is how the driver treats pageable memory.
@@ -20,11 +20,11 @@
 #![allow(unsafe_code)]
 
 use crate::sys::Errno;
-use crate::sys::cma::{self, Range};
-use crate::sys::cuda::{self, Allocation, Cuda, Failure, IpcHandle, Lane};
-use crate::sys::process::Home;
+pub(crate) use crate::sys::cuda::Failure;
+use crate::sys::cuda::{self, Allocation, Cuda, IpcHandle, Lane};
+use crate::sys::process::{self, Home};
 use crate::telemetry::log;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -120,9 +120,7 @@ pub(crate) fn site_of(addr: usize, len: usize) -> Result<Option<Site>, Errno> {
 /// touch. Errors: EIO.
 fn unknown(addr: usize, Failure(result): Failure) -> Result<Option<Site>, Errno> {
     log::limited!(cause: result, "CUDA answers {result} to the question what memory is a device's");
-    let first = Range { addr: addr as u64, len: 1 };
-    // SAFETY: nothing is written.
-    if unsafe { cma::is_accessible(first, false) } { Ok(None) } else { Err(Errno(libc::EIO)) }
+    if process::may_read(addr) { Ok(None) } else { Err(Errno(libc::EIO)) }
 }
 
 /// The site of a context. Errors: EIO, if it cannot be used; ENOSPC for too many contexts.
@@ -161,9 +159,17 @@ pub(crate) fn any_site() -> Option<Site> {
 fn synchronize(cuda: &Cuda, found: &Allocation) {
     static SEEN: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
     let slot = SEEN.get(found.id as usize % SEEN.len());
-    if slot.is_some_and(|slot| slot.swap(found.id, Ordering::Relaxed) != found.id) {
+    if let Some(slot) = slot.filter(|slot| slot.load(Ordering::Acquire) != found.id) {
         cuda.synchronize(found);
+        // Threads that look meanwhile set it too.
+        slot.store(found.id, Ordering::Release);
     }
+}
+
+/// Held while device memory is read, changed and written back: endpoints of this process do that one at a time.
+pub(crate) fn exclusive() -> MutexGuard<'static, ()> {
+    static CHANGES: Mutex<()> = Mutex::new(());
+    locked(&CHANGES)
 }
 
 /// Copies `len` bytes, of which at least one end is device memory at `site`. False: the device has failed, and the
@@ -209,9 +215,13 @@ fn settle(cuda: &Cuda, lane: &Lane) {
 
 fn wait(mut is_done: impl FnMut() -> Result<bool, Failure>) -> Result<(), Failure> {
     const TIMED_OUT: Failure = Failure(-1);
+    /// Once a device was taken for dead, others wait less: there may be many.
+    static DEAD: AtomicBool = AtomicBool::new(false);
     let begun = Instant::now();
     while !is_done()? {
-        if begun.elapsed() > LONGEST {
+        let longest = if DEAD.load(Ordering::Relaxed) { LONGEST / 20 } else { LONGEST };
+        if begun.elapsed() > longest {
+            DEAD.store(true, Ordering::Relaxed);
             return Err(TIMED_OUT);
         }
         std::thread::yield_now();
@@ -246,7 +256,16 @@ impl Drop for Import {
     }
 }
 
-/// A copy from another process's device memory that was started. Who drops it before its end waits for that.
+/// Which way a [`Transfer`] goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    /// From the other process's memory.
+    Read,
+    /// To it.
+    Write,
+}
+
+/// A copy from or to another process's device memory that was started. Who drops it before its end waits for that.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     import: Arc<Import>,
@@ -263,7 +282,7 @@ enum Stream {
 }
 
 impl Transfer {
-    /// Begins to copy `len` bytes of the allocation, from `offset` on, to `local`: memory of the host, or
+    /// Begins to copy `len` bytes between the allocation, from `offset` on, and `local`: memory of the host, or
     /// (`on_device`) device memory at the import's site. Failures: 1, bytes beyond the allocation; those of the driver.
     ///
     /// # Safety
@@ -272,6 +291,7 @@ impl Transfer {
         (import, offset): (Arc<Import>, u64),
         (local, on_device): (usize, bool),
         len: usize,
+        way: Way,
     ) -> Result<Self, Failure> {
         const OUTSIDE: Failure = Failure(1);
         offset.checked_add(len as u64).filter(|end| *end <= import.len).ok_or(OUTSIDE)?;
@@ -279,9 +299,10 @@ impl Transfer {
         let (_, ordered) = at(import.site, |place| Arc::clone(&place.ordered))?;
         // SAFETY: the caller vouches for the local memory; the other is open, and the result keeps it so.
         let stream = unsafe {
-            match on_device {
-                true => next(ordered, import.site, local, there, len),
-                false => alone(import.site, &ordered, local, there, len),
+            match way {
+                Way::Write => next(ordered, import.site, there, local, len),
+                Way::Read if on_device => next(ordered, import.site, local, there, len),
+                Way::Read => alone(import.site, &ordered, local, there, len),
             }
         }?;
         Ok(Self { import, stream })

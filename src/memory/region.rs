@@ -303,18 +303,31 @@ impl SegmentList {
         self.slice(offset, first.map_or(0, |segment| segment.len))
     }
 
-    /// Begins to fill all of the list, one range, from device memory of another process at `offset`. Failures:
-    /// those of [`Transfer::begin`].
+    /// Begins to fill all of the list, one range, from device memory of another process at `offset`, or (`Write`) to copy it
+    /// there. Failures: those of [`Transfer::begin`].
     pub(crate) fn begin_transfer(
         &self,
         import: Arc<Import>,
         offset: u64,
+        way: mover::Way,
     ) -> Result<Transfer, Failure> {
         const NONE: Failure = Failure(1);
         let (site, addr) = self.range().ok_or(NONE)?;
         let local = (addr, site.is_some());
         // SAFETY: the application lent the list to an operation that lasts until the transfer has ended or is dropped.
-        unsafe { Transfer::begin((import, offset), local, self.len) }
+        unsafe { Transfer::begin((import, offset), local, self.len, way) }
+    }
+
+    /// Where the range that has the byte at `offset` begins and ends in the list.
+    pub(crate) fn extent(&self, offset: usize) -> (usize, usize) {
+        let (mut begin, mut end) = (0, 0);
+        for segment in self.plain() {
+            (begin, end) = (end, end + segment.len);
+            if offset < end {
+                break;
+            }
+        }
+        (begin, end)
     }
 
     /// The segments with their lengths.

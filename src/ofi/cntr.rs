@@ -276,12 +276,12 @@ impl Count for Counter {
         taken
     }
 
-    fn attach(&self, endpoint: *const dyn Progress, fd: i32, guard: &Guard<'_>) -> Result<(), i32> {
-        self.state(guard).source.attach(endpoint, fd)
+    fn attach(&self, endpoint: *const dyn Progress, guard: &Guard<'_>) -> Result<(), i32> {
+        self.state(guard).source.attach(endpoint, guard)
     }
 
-    fn detach(&self, endpoint: *const dyn Progress, fd: Option<i32>, guard: &Guard<'_>) {
-        self.state(guard).source.detach(endpoint, fd);
+    fn detach(&self, endpoint: *const dyn Progress, guard: &Guard<'_>) {
+        self.state(guard).source.detach(endpoint, guard);
     }
 }
 

@@ -116,7 +116,6 @@ impl Domain {
     pub(super) fn enter(
         &self,
         endpoint: *const dyn Progress,
-        fd: i32,
         guard: &Guard<'_>,
     ) -> Result<(), i32> {
         // SAFETY: the guard belongs to this domain; one short step.
@@ -124,17 +123,19 @@ impl Domain {
         state.endpoints.push(endpoint);
         let fed = state.fed();
         elsewhere::count_enabled();
-        fed.iter().try_for_each(|counter| counter.attach(endpoint, fd, guard))?;
+        fed.iter().try_for_each(|counter| counter.attach(endpoint, guard))?;
         if let Some(thread) = self.thread() {
-            thread.watch(fd, 1);
+            // SAFETY: as in `endpoints`.
+            thread.watch(unsafe { &*endpoint }.wait_fd(guard), 1);
         }
         Ok(())
     }
 
     /// The inverse of `enter`, also for an endpoint that was never enabled.
-    pub(super) fn leave(&self, endpoint: *const dyn Progress, fd: Option<i32>, guard: &Guard<'_>) {
-        if let (Some(thread), Some(fd)) = (self.thread(), fd) {
-            thread.unwatch(fd);
+    pub(super) fn leave(&self, endpoint: *const dyn Progress, guard: &Guard<'_>) {
+        if let Some(thread) = self.thread() {
+            // SAFETY: as in `endpoints`. A descriptor that cannot be made was not watched.
+            unsafe { &*endpoint }.wait_fd(guard).iter().for_each(|fd| thread.unwatch(*fd));
         }
         // SAFETY: the guard belongs to this domain; one short step.
         let state = unsafe { self.state(guard) };
@@ -142,7 +143,7 @@ impl Domain {
         state.endpoints.retain(|known| !addr_eq(*known, endpoint));
         elsewhere::count_left(before - state.endpoints.len());
         let fed = state.fed();
-        fed.iter().for_each(|counter| counter.detach(endpoint, fd, guard));
+        fed.iter().for_each(|counter| counter.detach(endpoint, guard));
         self.triggers.forget(endpoint, guard);
     }
 
@@ -156,7 +157,7 @@ impl Domain {
         }
         fed.retain(|known| known.strong_count() > 0);
         fed.push(Arc::downgrade(&counter));
-        self.endpoints(guard).try_for_each(|endpoint| feed(endpoint, &*counter, guard))
+        self.endpoints(guard).try_for_each(|endpoint| counter.attach(endpoint, guard))
     }
 
     /// Attaches `endpoint` to all counters in `fed`; repeating it does nothing. Errors: those of the wait objects.
@@ -167,7 +168,7 @@ impl Domain {
     ) -> Result<(), i32> {
         // SAFETY: the guard belongs to this domain; the copy ends the borrow.
         let fed = unsafe { self.state(guard) }.fed();
-        fed.iter().try_for_each(|counter| feed(endpoint, &**counter, guard))
+        fed.iter().try_for_each(|counter| counter.attach(endpoint, guard))
     }
 
     /// Ends direct RMA to this region: once this and then [`Domain::settle`] returned, no peer reaches it by itself.
@@ -242,14 +243,6 @@ impl Domain {
         // SAFETY: the caller guarantees what `Locked::get` demands.
         unsafe { self.state.get(guard) }
     }
-}
-
-fn feed(
-    endpoint: &(dyn Progress + 'static),
-    counter: &dyn Count,
-    guard: &Guard<'_>,
-) -> Result<(), i32> {
-    endpoint.wait_fd(guard).map_or(Ok(()), |fd| counter.attach(endpoint, fd, guard))
 }
 
 impl DomainState {

@@ -7,6 +7,7 @@
 
 use super::lock::Guard;
 use crate::protocol::Failure;
+use crate::sys::Errno;
 use crate::sys::event::{Doorbell, Epoll};
 use crate::sys::thread::Thread;
 use crate::telemetry::log;
@@ -38,8 +39,8 @@ pub(super) trait Progress {
     fn disarm(&self, guard: &Guard<'_>);
     /// The progress thread is about to sleep on it: false if there is work.
     fn hand_to_thread(&self, guard: &Guard<'_>) -> bool;
-    /// The descriptor that wakes its waiters, once it is enabled.
-    fn wait_fd(&self, guard: &Guard<'_>) -> Option<RawFd>;
+    /// The descriptor that wakes its waiters. Errors: EINVAL before it is enabled; EMFILE, ENFILE, ENOMEM.
+    fn wait_fd(&self, guard: &Guard<'_>) -> Result<RawFd, i32>;
     /// Ends direct RMA to a region: peers stop once this has returned and all endpoints have settled.
     fn revoke(&self, region: u64, guard: &Guard<'_>);
     /// Whether no peer is in the middle of an access that it began before a `revoke`.
@@ -119,10 +120,12 @@ impl ProgressThread {
     }
 
     /// Lets an endpoint's descriptor wake the thread.
-    pub(crate) fn watch(&self, fd: i32, token: u64) {
-        // SAFETY: the endpoint's descriptor is open during the call.
-        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        if let Err(e) = self.shared.epoll.add(fd, token) {
+    pub(crate) fn watch(&self, fd: Result<i32, i32>, token: u64) {
+        let watched = fd.map_err(Errno).and_then(|fd| {
+            // SAFETY: the endpoint's descriptor is open during the call.
+            self.shared.epoll.add(unsafe { BorrowedFd::borrow_raw(fd) }, token)
+        });
+        if let Err(e) = watched {
             log::limited!(cause: e.0, "progress thread cannot watch an endpoint: {e}");
         }
         self.kick();

@@ -58,21 +58,25 @@ impl Source {
     pub(crate) fn attach(
         &mut self,
         endpoint: *const dyn Progress,
-        wait_fd: i32,
+        guard: &Guard<'_>,
     ) -> Result<(), i32> {
         if self.endpoints.iter().any(|known| addr_eq(*known, endpoint)) {
             return Ok(());
         }
         if let Some(waiter) = &self.waiter {
-            waiter.watch(wait_fd, endpoint.cast::<()>().addr() as u64)?;
+            // SAFETY: the caller's endpoint lives, and removes itself from the list before it is freed.
+            let fd = unsafe { &*endpoint }.wait_fd(guard)?;
+            waiter.watch(fd, endpoint.cast::<()>().addr() as u64)?;
         }
         self.endpoints.push(endpoint);
         Ok(())
     }
 
     /// The inverse of `attach`.
-    pub(crate) fn detach(&mut self, endpoint: *const dyn Progress, wait_fd: Option<i32>) {
-        if let (Some(waiter), Some(fd)) = (&self.waiter, wait_fd) {
+    pub(crate) fn detach(&mut self, endpoint: *const dyn Progress, guard: &Guard<'_>) {
+        // SAFETY: as in `attach`. A descriptor that cannot be made was not watched.
+        let fd = || unsafe { &*endpoint }.wait_fd(guard).ok();
+        if let Some((waiter, fd)) = self.waiter.as_ref().and_then(|waiter| Some((waiter, fd()?))) {
             waiter.unwatch(fd);
         }
         self.endpoints.retain(|known| !addr_eq(*known, endpoint));

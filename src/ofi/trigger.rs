@@ -25,10 +25,10 @@ pub(super) trait Count: Debug {
     fn count_error(&self, guard: &Guard<'_>);
     /// Takes out the waiting operations that `pick` selects.
     fn take_waiting(&self, guard: &Guard<'_>, pick: &dyn Fn(&Work) -> bool) -> Vec<Work>;
-    /// Adds `endpoint`, which feeds the counter and whose waiters `fd` wakes. Errors: those of the wait object.
-    fn attach(&self, endpoint: *const dyn Progress, fd: i32, guard: &Guard<'_>) -> Result<(), i32>;
+    /// Adds `endpoint`, which feeds the counter and wakes its waiters. Errors: those of the wait object.
+    fn attach(&self, endpoint: *const dyn Progress, guard: &Guard<'_>) -> Result<(), i32>;
     /// The inverse of `attach`.
-    fn detach(&self, endpoint: *const dyn Progress, fd: Option<i32>, guard: &Guard<'_>);
+    fn detach(&self, endpoint: *const dyn Progress, guard: &Guard<'_>);
 }
 
 /// How an operation's end is reported.

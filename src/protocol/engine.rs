@@ -83,7 +83,9 @@ impl<H: Host> Handler for Delivery<'_, H> {
     fn on_lane_lost(&mut self, peer: PeerId, lane: LaneId) {
         let Core { arrivals, outbox, counts, .. } = &mut *self.core;
         arrivals.lose_windows((peer, lane), outbox, counts);
-        self.core.sends.forget_writes(peer, Some(lane));
+        for key in self.core.sends.forget_writes(peer, Some(lane)) {
+            self.core.on_released(peer, key, self.host);
+        }
         self.core.lose_reaches(peer, lane);
     }
 
@@ -92,7 +94,10 @@ impl<H: Host> Handler for Delivery<'_, H> {
             (0, 0) => self.core.on_access_done(peer, token, self.host),
             (0, _) => {
                 let Core { sends, counts, .. } = &mut *self.core;
-                sends.on_written(peer, token & !PUT_OF_A_MESSAGE, counts, self.host);
+                let token = token & !PUT_OF_A_MESSAGE;
+                if let Some(key) = sends.on_written(peer, token, counts, self.host) {
+                    self.core.on_released(peer, key, self.host);
+                }
             }
             _ => self.core.on_part(peer, token & !GET_OF_A_MESSAGE, true, self.host),
         }

@@ -48,8 +48,8 @@ pub(super) enum Buffers {
     No,
 }
 
-/// As [`remote_buffers`], for the receiver of a message that is advertised under a key: a lane that only reads takes the bytes
-/// to any memory, and the sender knew that it takes the memory that they are in.
+/// As [`remote_buffers`], for the receiver of a message that is advertised under a key: a lane that reads such messages takes the
+/// bytes to any memory, and the sender knew that it takes the memory that they are in.
 pub(super) fn offered<I: Iface>(
     iface: &mut I,
     peer: PeerId,
@@ -86,6 +86,11 @@ pub(super) fn remote_buffers<I: Iface>(
         }
     }
     best
+}
+
+/// Whether the lane that made the key takes local memory of a device.
+pub(super) fn takes_device<I: Iface>(iface: &I, peer: PeerId, key: &RemoteKey) -> bool {
+    iface.lanes(peer).iter().any(|lane| lane.device && lane.lane.made(key))
 }
 
 /// How the bytes of a long message go that the sender sends in packets: all of one message in the same way.

@@ -41,6 +41,9 @@ pub(super) enum Sender {
     Split(split::Sender),
     /// All of it is sent, and the receiver's FIN is due.
     Sent,
+    /// The receiver's FIN is here, with this status, but the device has not reported all of its writes: it may read the
+    /// message to send a part of it again.
+    Finished(u32),
 }
 
 /// Something that waits for earlier operations on its peer.
@@ -148,6 +151,23 @@ impl Sends {
         }
     }
 
+    /// Keeps a send that its receiver has finished with while the device may read the message. False: it does not.
+    pub(super) fn keep_for_device(&mut self, key: Key, status: u32) -> bool {
+        let reads = self.wrote.iter().any(|(_, wrote)| wrote.tx == key);
+        let kept = self.pending.get_mut(key).filter(|p| reads && !p.message.completed);
+        kept.map(|pending| pending.scheme = Sender::Finished(status)).is_some()
+    }
+
+    /// The status of a send that its receiver has finished with, if the device does not read the message any more.
+    pub(super) fn released(&self, key: Key) -> Option<u32> {
+        match self.pending.get(key)?.scheme {
+            Sender::Finished(status) => {
+                self.wrote.iter().all(|(_, wrote)| wrote.tx != key).then_some(status)
+            }
+            _ => None,
+        }
+    }
+
     /// The peer has departed: its sends end.
     pub(super) fn end_all(
         &mut self,
@@ -172,7 +192,8 @@ impl Sends {
             if !waits {
                 peers.count_outstanding(peer, -1);
             }
-            self.finish(key, Some(error), host);
+            let status = self.released(key);
+            self.finish(key, status.map_or(Some(error), error_of), host);
         }
     }
 
@@ -333,36 +354,41 @@ impl Sends {
         self.due.extend(due);
     }
 
-    /// The device, or that of one lane, reports no write to `peer` any more.
-    pub(super) fn forget_writes(&mut self, peer: PeerId, lane: Option<LaneId>) {
+    /// The device, or that of one lane, reports no write to `peer` any more. Returns the sends that it wrote.
+    pub(super) fn forget_writes(&mut self, peer: PeerId, lane: Option<LaneId>) -> Vec<Key> {
         let by_it = |wrote: &put::Wrote| lane.is_none_or(|lane| lane.has(wrote.kind));
-        for token in self.wrote.keys_where(|wrote| wrote.peer == peer && by_it(wrote)) {
-            self.wrote.remove(token);
-        }
+        let gone = self.wrote.keys_where(|wrote| wrote.peer == peer && by_it(wrote));
+        gone.into_iter().filter_map(|token| Some(self.wrote.remove(token)?.tx)).collect()
     }
 
-    /// Bytes that this endpoint has written are delivered.
+    /// Bytes that this endpoint has written are delivered. Returns their send.
     pub(super) fn on_written(
         &mut self,
         peer: PeerId,
         token: u64,
         counts: &mut Counts,
         host: &mut impl Host,
-    ) {
+    ) -> Option<Key> {
         let key = Key::from_wire(token);
         let known = self.wrote.get(key).is_some_and(|wrote| wrote.peer == peer);
         let Some(wrote) = known.then(|| self.wrote.remove(key)).flatten() else {
             counts.dropped += 1;
-            return;
+            return None;
         };
         let Some(Pending { message, scheme: Sender::Put(put) }) = self.of(peer, wrote.tx.to_wire())
         else {
-            return;
+            return Some(wrote.tx);
         };
         if put.on_written(&wrote, message.payload.len())
             && !std::mem::replace(&mut message.completed, true)
         {
             host.complete(&message.completion());
         }
+        Some(wrote.tx)
     }
+}
+
+/// What a FIN says of a send.
+pub(super) fn error_of(status: u32) -> Option<(i32, Cause)> {
+    (status != 0).then_some((status as i32, Cause::ReceiverRefused))
 }

@@ -4,7 +4,7 @@ use super::flow::Onward;
 use super::index_list::Key;
 use super::packet::{Packet, Ranges};
 use super::schemes::fragments;
-use super::sends::{Pending, Sender};
+use super::sends::{Pending, Sender, error_of};
 use super::state::{Core, Engine};
 use super::{Cause, Host};
 use crate::transport::{Iface, Mark, PeerId, SendError};
@@ -202,10 +202,19 @@ impl Core {
         host: &mut impl Host,
     ) -> bool {
         let Some(key) = self.sends.on_fin(peer, tx, &mut self.counts) else { return false };
-        self.peers.count_outstanding(peer, -1);
-        let error = (status != 0).then_some((status as i32, Cause::ReceiverRefused));
-        self.sends.finish(key, error, host);
+        if !self.sends.keep_for_device(key, status) {
+            self.peers.count_outstanding(peer, -1);
+            self.sends.finish(key, error_of(status), host);
+        }
         true
+    }
+
+    /// The device has reported, or lost, a write of a send to `peer`: ends it if that was all that it waited for.
+    pub(super) fn on_released(&mut self, peer: PeerId, key: Key, host: &mut impl Host) {
+        if let Some(status) = self.sends.released(key) {
+            self.peers.count_outstanding(peer, -1);
+            self.sends.finish(key, error_of(status), host);
+        }
     }
 
     /// The peer has acknowledged everything before `upto`. Returns how many sends that completes.

@@ -3,10 +3,9 @@
 use super::cancel::Shield;
 use super::errno::{Errno, Result, check, check_len};
 use super::process::Home;
-use crate::telemetry::log;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, OnceLock};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
 
 /// An eventfd used as a doorbell: any number of rings is one wake-up.
 #[derive(Debug)]
@@ -88,44 +87,6 @@ impl Timer {
     /// The descriptor to wait on.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
-    }
-}
-
-/// A timer that wakes those who wait for a set. It is made when it is first armed: most endpoints never sleep.
-#[derive(Debug)]
-pub(crate) struct LateTimer {
-    set: Arc<Epoll>,
-    token: u64,
-    timer: OnceLock<Timer>,
-}
-
-impl LateTimer {
-    /// A timer that will be a member of `set` under `token`.
-    pub(crate) fn of(set: Arc<Epoll>, token: u64) -> Self {
-        Self { set, token, timer: OnceLock::new() }
-    }
-
-    /// As [`Timer::arm`]. Errors: EMFILE, ENFILE, ENOMEM, ENOSPC; EPERM in a forked child: nothing will wake at that
-    /// time.
-    pub(crate) fn arm(&self, at_ns: u64) -> Result<()> {
-        if self.timer.get().is_none() {
-            let told = |e: &Errno| {
-                log::limited!(cause: e.0, "there is no timer for a thread that waits ({e}): it polls");
-            };
-            let timer = Timer::new().inspect_err(told)?;
-            self.set.add(timer.fd(), self.token).inspect_err(told)?;
-            // Another thread was faster: its timer is in the set.
-            if let Err(late) = self.timer.set(timer) {
-                self.set.remove(late.fd());
-            }
-        }
-        self.timer.get().iter().for_each(|timer| timer.arm(at_ns));
-        Ok(())
-    }
-
-    /// As [`Timer::disarm`].
-    pub(crate) fn disarm(&self) {
-        self.timer.get().iter().for_each(|timer| timer.disarm());
     }
 }
 
@@ -241,11 +202,6 @@ impl Epoll {
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
-
-    /// Its number, as libfabric passes it to applications.
-    pub(crate) fn raw(&self) -> RawFd {
-        self.fd.as_raw_fd()
-    }
 }
 
 /// Waits until one of `fds` is readable or has an error, or the timeout expires. A signal ends the
@@ -330,21 +286,6 @@ mod tests {
         assert_eq!(wait_readable(timer.fd(), 0), Ok(false));
         timer.arm(u64::MAX);
         assert_eq!(wait_readable(timer.fd(), 0), Ok(false));
-    }
-
-    #[test]
-    fn a_late_timer_takes_no_descriptor_before_it_is_armed() {
-        let set = Arc::new(Epoll::new().unwrap());
-        let timer = LateTimer::of(set.clone(), 7);
-        timer.disarm();
-        assert!(timer.timer.get().is_none());
-        timer.arm(1).unwrap();
-        let mut tokens = [0; 2];
-        assert_eq!((set.wait(&mut tokens, 5000), tokens[0]), (Ok(1), 7));
-        timer.disarm();
-        assert_eq!(set.wait(&mut tokens, 0), Ok(0));
-        timer.arm(now_ns() + 1_000_000).unwrap();
-        assert_eq!(set.wait(&mut tokens, 5000), Ok(1));
     }
 
     #[test]

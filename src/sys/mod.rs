@@ -20,6 +20,7 @@ pub(crate) mod errno;
 pub(crate) mod event;
 pub(crate) mod gate;
 pub(crate) mod hub;
+pub(crate) mod late_set;
 pub(crate) mod mappings;
 pub(crate) mod net;
 pub(crate) mod numbers;

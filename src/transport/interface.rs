@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::memory::{MAX_SEGMENTS, Segment, SegmentList};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
-use crate::sys::event::Epoll;
+use crate::sys::late_set::LateSet;
 use crate::sys::net::Nic;
 use crate::sys::udp::UdpPort;
 use std::collections::VecDeque;
@@ -668,8 +668,8 @@ pub(crate) struct Opening<'a> {
     pub(crate) key: JobKey,
     /// Where the job key came from.
     pub(crate) key_source: Source,
-    /// The epoll set on which waiting threads sleep. Descriptors that only wake them have the token [`ELSEWHERE`].
-    pub(crate) epoll: &'a Arc<Epoll>,
+    /// The set of descriptors on which waiting threads sleep. Descriptors that only wake them have the token [`ELSEWHERE`].
+    pub(crate) epoll: &'a Arc<LateSet>,
     /// Keeps the endpoint's UDP port, for the transport that uses it.
     pub(crate) port: Option<UdpPort>,
 }

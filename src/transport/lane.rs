@@ -53,8 +53,8 @@ pub(crate) struct LaneCaps {
     pub(crate) receive_max: usize,
     /// Shortest long message that is worth remote buffers, bytes.
     pub(crate) receive_min: usize,
-    /// It only reads: the receiver fetches all of a message that is advertised, and there are no remote buffers. The two
-    /// sizes above are then those of such reads.
+    /// The receiver fetches all of a message that is advertised on it, to any memory; other messages fill remote buffers.
+    /// Otherwise an advertised message is moved by both sides.
     pub(crate) reads: bool,
     /// Shortest direct read, and shortest direct write, of regions of the peer that is worth it while no messages are
     /// under way, bytes. Otherwise the protocol layer's own threshold for direct RMA applies, and always with

@@ -14,7 +14,8 @@ use super::{
 use crate::memory::SegmentList;
 use crate::sys::Errno;
 use crate::sys::cma::Range;
-use crate::sys::event::{Doorbell, Epoll};
+use crate::sys::event::Doorbell;
+use crate::sys::late_set::LateSet;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -43,7 +44,7 @@ pub(crate) struct Loopback {
     pressure: bool,
     /// Wakes a thread that sleeps; made before the first sleep.
     doorbell: Option<Doorbell>,
-    epoll: Arc<Epoll>,
+    epoll: Arc<LateSet>,
     sleeping: bool,
 }
 
@@ -209,7 +210,7 @@ impl Transport for Loopback {
             return false;
         }
         if self.doorbell.is_none() {
-            let added = |bell: &Doorbell| self.epoll.add(bell.fd(), ELSEWHERE).is_ok();
+            let added = |bell: &Doorbell| self.epoll.add_lasting(bell.fd(), ELSEWHERE).is_ok();
             self.doorbell = Doorbell::new().ok().filter(added);
         }
         let Some(doorbell) = &self.doorbell else { return false };

@@ -17,7 +17,7 @@ use crate::memory::{MAX_SEGMENTS, Segment, SegmentList};
 use crate::sys::cancel::Shield;
 use crate::sys::clock::Waited;
 use crate::sys::cma::Range;
-use crate::sys::event::Epoll;
+use crate::sys::late_set::LateSet;
 use crate::sys::udp::UdpPort;
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
@@ -26,7 +26,7 @@ pub(crate) use list::{addresses_of, device_at, with_device};
 use pace::Pace;
 pub(crate) use routes::Router;
 use routes::{NO_WAY, Reported, Route, set_route};
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 /// Free ports tried before giving up.
@@ -78,7 +78,7 @@ impl Router {
         let mut me = bind;
         me.0.set_port(port.local_addr()?.port());
         let me = named(me, host);
-        let epoll = Arc::new(Epoll::new()?);
+        let epoll = Arc::new(LateSet::new()?);
         let mut peers = PeerTable::new(host.clone());
         let my_id = peers.intern(&me).ok_or(Errno(libc::ENOMEM))?;
         let mut opening =
@@ -292,9 +292,9 @@ impl Router {
         each_lane_mut!(self.lanes, (lane, t) => t.hasten());
     }
 
-    /// Becomes readable when a message arrives while asleep, and when a link changes.
-    pub(crate) fn wait_fd(&self) -> RawFd {
-        self.epoll.raw()
+    /// Becomes readable when a message arrives while asleep, and when a link changes. Errors: those of [`LateSet::fd`].
+    pub(crate) fn wait_fd(&self) -> Result<RawFd, Errno> {
+        self.epoll.fd().map(|fd| fd.as_raw_fd())
     }
 
     /// Whether a thread that polls one of this process's `endpoints` should yield the processor. True when nothing has
@@ -915,7 +915,10 @@ mod tests {
         assert!(!a.sleep());
         a.poll(&mut Ear::default());
         b.send(to, Mode::Short, b"header", 0, |_, _| ()).unwrap();
-        assert!(wait_readable(a.epoll.fd(), 10_000).unwrap(), "the first one hears of a message");
+        assert!(
+            wait_readable(a.epoll.fd().unwrap(), 10_000).unwrap(),
+            "the first one hears of a message"
+        );
         a.awake();
     }
 

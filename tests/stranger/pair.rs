@@ -44,7 +44,7 @@ struct Stream {
 }
 
 impl Stream {
-    fn new(socket: UnixStream, epoll: &crate::sys::event::Epoll) -> Result<Self, Errno> {
+    fn new(socket: UnixStream, epoll: &crate::sys::late_set::LateSet) -> Result<Self, Errno> {
         socket.set_nonblocking(true)?;
         epoll.add(socket.as_fd(), ELSEWHERE)?;
         Ok(Self { socket, to_send: VecDeque::new(), received: Vec::new(), ended: false })
@@ -113,7 +113,7 @@ const LANE: LaneId = LaneId::of(Pair::KEYS);
 pub(crate) struct Pair {
     me: Address,
     host: crate::transport::LocalHost,
-    epoll: Arc<crate::sys::event::Epoll>,
+    epoll: Arc<crate::sys::late_set::LateSet>,
     listener: UnixListener,
     /// By peer: what we send by, and what was asked for there.
     outgoing: Vec<Option<(Stream, Asked)>>,

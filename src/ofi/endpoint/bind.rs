@@ -7,7 +7,6 @@ use crate::ofi::cntr::{self, Counter};
 use crate::ofi::cq::{self, CompletionQueue};
 use crate::ofi::guard::{code, entry};
 use crate::ofi::own::own;
-use crate::ofi::progress::Progress;
 use crate::ofi::{av, eq};
 use libfabric_sys::{
     FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EQ, FI_CLASS_SRX_CTX, FI_CLASS_STX_CTX,
@@ -45,10 +44,7 @@ unsafe fn bind_object(handle: &EndpointFid, other: *mut fid, flags: u64) -> Resu
             FI_CLASS_CNTR => {
                 let counter = cntr::shared(other)?;
                 bind_counter(ep, bindings, counter, flags)?;
-                match ep.wait_fd(&guard).filter(|_| enabled) {
-                    Some(fd) => counter.source(&guard).attach(ep, fd),
-                    None => Ok(()),
-                }
+                if enabled { counter.source(&guard).attach(ep, &guard) } else { Ok(()) }
             }
             FI_CLASS_STX_CTX => ep.bind_shared_transmit(bindings, other),
             FI_CLASS_SRX_CTX => ep.bind_shared_receive(bindings, other),

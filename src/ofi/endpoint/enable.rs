@@ -17,7 +17,6 @@ use libfabric_sys::{
     FI_ATOMIC, FI_EADDRINUSE, FI_EBUSY, FI_EINVAL, FI_ENOAV, FI_ENOCQ, FI_EOPBADSTATE, FI_RMA,
     FI_SOCKADDR_IN6,
 };
-use std::os::fd::RawFd;
 use std::sync::Arc;
 
 /// Bytes that one turn of progress moves of one long message.
@@ -67,12 +66,12 @@ impl Endpoint {
             return Err(FI_ENOCQ);
         }
         self.check_shared(bindings, &guard)?;
-        let wait_fd = self.start(&guard)?;
+        self.start(&guard)?;
         if bindings.waits(&guard) {
             self.enable_waiting(&guard);
         }
         self.join_shared(bindings, &guard);
-        bindings.attach(self, wait_fd, &guard)
+        bindings.attach(self, &guard)
     }
 
     /// Prepares the interface for threads that may sleep on a queue or counter of the endpoint.
@@ -82,8 +81,8 @@ impl Endpoint {
         }
     }
 
-    /// Opens the interface, under the lock. Returns the descriptor that wakes its waiters.
-    fn start(&self, guard: &Guard<'_>) -> Result<RawFd, i32> {
+    /// Opens the interface, under the lock.
+    fn start(&self, guard: &Guard<'_>) -> Result<(), i32> {
         let config = &self.domain.config;
         let (key, source) = self.job_key(guard)?;
         let bind = match self.state(guard).bind {
@@ -98,7 +97,7 @@ impl Endpoint {
             log::limited!(cause: e.0, "cannot open an endpoint at {bind}: {e}");
             if e.0 == libc::EADDRINUSE { FI_EADDRINUSE } else { e.0 }
         })?;
-        let (wait_fd, address) = (router.wait_fd(), router.address());
+        let address = router.address();
         let config = &config.endpoint;
         let limits = Limits {
             eager_max: config.eager_max,
@@ -116,8 +115,7 @@ impl Endpoint {
         // SAFETY: the guard belongs to this domain; no other reference to the engine exists in this step.
         unsafe { *self.engine.get(guard) = Some(Engine::new(router, limits)) };
         self.state(guard).page = PageRecord::open(address).map(Box::new);
-        self.domain.enter(self, wait_fd, guard)?;
-        Ok(wait_fd)
+        self.domain.enter(self, guard)
     }
 
     fn default_address(&self) -> Result<Address, i32> {
@@ -162,12 +160,11 @@ impl Endpoint {
     }
 
     fn leave(&self, guard: &mut Hold<'_>) {
-        let wait_fd = self.wait_fd(guard);
         self.leave_shared(guard);
         for number in 0..self.contexts.count() {
-            self.bindings_of(number, guard).detach(self, wait_fd, guard);
+            self.bindings_of(number, guard).detach(self, guard);
         }
-        self.domain.leave(self, wait_fd, guard);
+        self.domain.leave(self, guard);
         if let Some(engine) = self.engine(guard) {
             log::info(format_args!(
                 "endpoint {} closed: {:?}",
@@ -253,10 +250,9 @@ impl Endpoint {
         if silent {
             return Err(FI_ENOCQ);
         }
-        let wait_fd = match self.engine(&guard) {
-            Some(engine) => engine.iface().wait_fd(),
-            None => self.start(&guard)?,
-        };
+        if self.engine(&guard).is_none() {
+            self.start(&guard)?;
+        }
         if handle.role == Role::Scalable {
             *begun = true;
             return Ok(());
@@ -264,7 +260,7 @@ impl Endpoint {
         if bindings.waits(&guard) {
             self.enable_waiting(&guard);
         }
-        bindings.attach(self, wait_fd, &guard)?;
+        bindings.attach(self, &guard)?;
         // SAFETY: the guard belongs to the domain of the endpoint; one short step.
         *unsafe { self.contexts.enabled.get(&guard) }.of(handle.role) |= 1 << handle.context;
         Ok(())
@@ -304,13 +300,14 @@ impl Endpoint {
             *self.contexts.enabled.get(guard).of(handle.role) &= !(1 << handle.context);
         }
         let half = self.change_bindings(handle.context, guard).take_half(handle.role);
-        let fd = self.wait_fd(guard);
-        half.detach(self, fd, guard);
-        let Some(fd) = fd else { return };
+        half.detach(self, guard);
+        if self.engine(guard).is_none() {
+            return;
+        }
         // Objects to which other contexts report stay attached; attaching twice does nothing.
         let mut attached = self.domain.feed_all(self, guard);
         for number in 0..self.contexts.count() {
-            let again = self.bindings_of(number, guard).attach(self, fd, guard);
+            let again = self.bindings_of(number, guard).attach(self, guard);
             attached = attached.and(again);
         }
         if let Err(error) = attached {

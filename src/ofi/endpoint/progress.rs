@@ -7,6 +7,7 @@ use crate::ofi::lock::Guard;
 use crate::ofi::progress::{By, Progress};
 use crate::protocol::{Engine, Failure, Host};
 use crate::transport::router::Router;
+use libfabric_sys::FI_EINVAL;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -71,8 +72,8 @@ impl Progress for Endpoint {
         ready
     }
 
-    fn wait_fd(&self, guard: &Guard<'_>) -> Option<RawFd> {
-        self.engine(guard).map(|engine| engine.iface().wait_fd())
+    fn wait_fd(&self, guard: &Guard<'_>) -> Result<RawFd, i32> {
+        self.engine(guard).ok_or(FI_EINVAL)?.iface().wait_fd().map_err(|e| e.0)
     }
 
     fn revoke(&self, region: u64, guard: &Guard<'_>) {

@@ -358,12 +358,12 @@ impl Bindings {
         self.sources(guard).any(|source| source.waiter.is_some())
     }
 
-    pub(super) fn attach(&self, ep: &Endpoint, fd: i32, guard: &Guard<'_>) -> Result<(), i32> {
-        self.sources(guard).try_for_each(|source| source.attach(ep, fd))
+    pub(super) fn attach(&self, ep: &Endpoint, guard: &Guard<'_>) -> Result<(), i32> {
+        self.sources(guard).try_for_each(|source| source.attach(ep, guard))
     }
 
-    pub(super) fn detach(&self, ep: &Endpoint, fd: Option<i32>, guard: &Guard<'_>) {
-        self.sources(guard).for_each(|source| source.detach(ep, fd));
+    pub(super) fn detach(&self, ep: &Endpoint, guard: &Guard<'_>) {
+        self.sources(guard).for_each(|source| source.detach(ep, guard));
     }
 
     /// Takes out the bindings of one direction.

@@ -12,6 +12,7 @@ use crate::protocol::Host;
 use crate::protocol::index_list::Key;
 use crate::protocol::limits::Limits;
 use crate::protocol::schemes::put::PUT_OF_A_MESSAGE;
+use crate::protocol::select;
 use crate::protocol::state::{Core, Engine};
 use crate::transport::{
     Access, Iface, LaneCaps, LaneId, Mode, PeerId, Purpose, Put, Registered, Registration, Remote,
@@ -135,14 +136,15 @@ impl Channel {
 }
 
 impl<I: Iface> Engine<I> {
-    /// Whether such an operation may be direct. One that the target must be notified of may not.
+    /// Whether such an operation may be direct. One that the target must be notified of may not. `device`: the local memory is
+    /// a device's, which not every lane takes.
     #[inline]
     pub(super) fn is_granted(
         &self,
         peer: PeerId,
         right: Right,
         remote: &RemoteRanges,
-        delivered: bool,
+        (delivered, device): (bool, bool),
     ) -> bool {
         let Some(channel) = self.core.rma.channels.get(peer.index()) else { return false };
         let (reads, len) = (right == Right::Read, remote.total());
@@ -158,9 +160,12 @@ impl<I: Iface> Engine<I> {
         // The lane of the first bytes says what is worth it.
         let first = remote.as_slice().iter().find(|range| range.len > 0);
         let part = first.and_then(|range| channel.granted.find(range.key, range.addr));
-        let min =
-            part.and_then(|(part, _)| self.iface.direct_min(peer, &part.registered.key, reads));
-        let Some(min) = min else { return false };
+        let key = part.map(|(part, _)| part.registered.key);
+        let min = key.and_then(|key| self.iface.direct_min(peer, &key, reads));
+        let (Some(key), Some(min)) = (key, min) else { return false };
+        if device && !select::takes_device(&self.iface, peer, &key) {
+            return false;
+        }
         let min = if reads || channel.reaching.is_empty() { min } else { 1 };
         (long || len >= min as u64) && channel.granted.cover(remote, right)
     }
@@ -398,16 +403,9 @@ impl<I: Iface> Engine<I> {
 /// The part of a region that has the byte at `offset`, and its own offset: a part has at most `most` bytes, begins at a
 /// multiple of that or at the beginning of a range, and lies in one range.
 fn part_at(memory: &SegmentList, offset: u64, most: u64) -> (u64, SegmentList) {
-    let (ranges, count) = memory.ranges();
-    let (mut begin, mut end) = (0, 0);
-    for range in ranges.iter().take(count) {
-        (begin, end) = (end, end + range.len);
-        if offset < end {
-            break;
-        }
-    }
-    let at = begin.max(offset - offset % most);
-    let end = end.min((offset - offset % most).saturating_add(most));
+    let (begin, end) = memory.extent(offset as usize);
+    let at = (begin as u64).max(offset - offset % most);
+    let end = (end as u64).min((offset - offset % most).saturating_add(most));
     (at, memory.slice(at as usize, end.saturating_sub(at) as usize))
 }
 

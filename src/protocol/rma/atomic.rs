@@ -8,7 +8,7 @@ use super::requests::{Place, Request};
 use super::state::{Answer, Op, Rma, State, status_of};
 use crate::memory::atomic::{Form, MAX_BYTES, Operation};
 use crate::memory::keys::{Denied, Right};
-use crate::memory::{OwnedBuffer, SegmentList};
+use crate::memory::{OwnedBuffer, SegmentList, mover};
 use crate::protocol::index_list::Key;
 use crate::protocol::message::Payload;
 use crate::protocol::packet::Ranges;
@@ -305,6 +305,7 @@ fn on_host(memory: &SegmentList, change: impl FnOnce(&SegmentList)) -> bool {
         change(memory);
         return true;
     }
+    let _held = mover::exclusive();
     let Some(copy) = OwnedBuffer::try_copy_of(memory) else { return false };
     let copy = copy.segments();
     let Some(before) = OwnedBuffer::try_copy_of(&copy) else { return false };

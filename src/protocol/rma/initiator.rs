@@ -100,9 +100,10 @@ impl<I: Iface> Engine<I> {
         if operands.is_some() && self.iface.caps(op.peer).atomics.is_none() {
             return self.defer_access(op, operands);
         }
-        let alone =
-            op.data.is_none() && self.is_granted(op.peer, op.right, &op.remote, op.delivered);
-        let way = self.way(op.peer, op.right, &op.remote, (alone, op.local.is_on_device()));
+        let device = op.local.is_on_device();
+        let alone = op.data.is_none()
+            && self.is_granted(op.peer, op.right, &op.remote, (op.delivered, device));
+        let way = self.way(op.peer, op.right, &op.remote, (alone, device));
         if way != Way::Alone {
             self.flush_alone(op.peer);
         }
@@ -189,8 +190,7 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    /// `alone`: direct RMA is allowed. `device`: the local memory is a device's, which neither direct RMA nor the target
-    /// can access.
+    /// `alone`: direct RMA is allowed. `device`: the local memory is a device's, which the target cannot access.
     fn way(
         &self,
         peer: PeerId,
@@ -201,7 +201,7 @@ impl<I: Iface> Engine<I> {
         if right.is_atomic() {
             return Way::Whole;
         }
-        if alone && !device {
+        if alone {
             return Way::Alone;
         }
         let caps = self.iface.caps(peer);
@@ -343,10 +343,11 @@ impl<I: Iface> Engine<I> {
             _ => return Some(Ok(())),
         }
         let right = op.right;
+        let device = op.local.segments().is_on_device();
         let alone = op.data.is_none()
             && !op.barred
-            && self.is_granted(peer, right, &op.remote, op.delivered);
-        let way = self.way(peer, right, &op.remote, (alone, op.local.segments().is_on_device()));
+            && self.is_granted(peer, right, &op.remote, (op.delivered, device));
+        let way = self.way(peer, right, &op.remote, (alone, device));
         if way != Way::Alone {
             self.flush_alone(peer);
         }

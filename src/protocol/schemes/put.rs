@@ -225,7 +225,6 @@ impl Receiver {
         // The sender's remote key is void when the connection that it was made for ends.
         self.offer = self.offer.filter(|key| lane.made(key) && iface.is_current(peer, key));
         let most = match self.offer {
-            None if by.reads => return Err(STALE),
             Some(_) if !by.reads => share(message.want, by.receive_max.min(SHARE_MAX)),
             Some(_) if !message.target.segments.is_on_device() => by.receive_max.min(STEP),
             _ => by.receive_max,

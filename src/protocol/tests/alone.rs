@@ -1,6 +1,6 @@
 //! Direct RMA, without any progress of the target, one behaviour per test: by attach, and by a device.
 
-use super::fixture::{LIMITS, Memory, Report, World, receive_op, remote, rma_op, send_op};
+use super::fixture::{LIMITS, Memory, Report, World, lend, receive_op, remote, rma_op, send_op};
 use super::sim::{Reach, Weather};
 use super::sim_window::{Glazing, RAILS};
 use crate::memory::keys::Right;
@@ -250,6 +250,35 @@ fn a_device_moves_bytes_and_the_target_has_nothing_to_do() {
     world.settle();
     assert_eq!(world.accesses(1), []);
     world.assert_empty();
+}
+
+/// Device memory at both ends, on a lane that takes it: CUDA IPC. Without such a lane the target copies it.
+#[test]
+fn regions_in_device_memory_need_a_lane_that_takes_it() {
+    for takes in [true, false] {
+        let mut world = distant(Glazing { reads: takes, ..Glazing::none() });
+        let mut region = Memory::zeroed(2 * LEN);
+        world.register_list(1, KEY, lend(&mut region.0, &[]).as_device(1), &BOTH);
+        if takes {
+            introduce(&mut world);
+        }
+        let peer = world.peer(0, 1);
+        let (mut from, mut back) = (Memory::pattern(1, LEN), Memory::zeroed(LEN));
+        let place = remote(KEY, 1000, LEN);
+        let before = world.node(0).engine.counts().reached_bytes;
+        for (right, memory) in [(Write, &mut from), (Read, &mut back)] {
+            let plain = rma_op(peer, right, memory, KEY, 1);
+            let op = RmaOp { remote: place, local: plain.local.as_device(1), ..plain };
+            world.access(0, &op).unwrap();
+        }
+        world.settle();
+        assert_eq!(ended(&mut world).iter().filter(|report| report.is_ok()).count(), 2);
+        assert!(region.0[1000..1000 + LEN] == from.0 && back.0 == from.0);
+        let reached = world.node(0).engine.counts().reached_bytes - before;
+        assert_eq!(reached, if takes { 2 * LEN as u64 } else { 0 });
+        world.accesses(1);
+        world.assert_empty();
+    }
 }
 
 /// Operations by message wait for the device, and direct ones for messages.

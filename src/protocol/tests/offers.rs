@@ -222,7 +222,7 @@ fn hostile_offers_and_reports_change_nothing() {
     }
 }
 
-/// A lane that only reads, and takes device memory: CUDA IPC. The message is in device memory; its receive is in memory of
+/// A lane that reads advertised messages, and takes device memory: CUDA IPC. The message is in device memory; its receive is in memory of
 /// the host, in one range or (`cut`) in two.
 #[test]
 fn a_message_that_is_advertised_from_device_memory_is_read_to_any_memory() {
@@ -244,4 +244,22 @@ fn a_message_that_is_advertised_from_device_memory_is_read_to_any_memory() {
         assert_eq!(world.sends(0).len(), 1);
         world.assert_empty();
     }
+}
+
+/// The same lane: a message in memory of the host is written to device memory.
+#[test]
+fn a_message_to_device_memory_fills_remote_buffers() {
+    let reading = Glazing { max: usize::MAX, reads: true, ..glazing() };
+    let mut world = world(reading, 2);
+    let peer = world.peer(0, 1);
+    let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+    let segments = lend(&mut to.0, &[]).as_device(1);
+    world.receive(1, &ReceiveOp { segments, ..receive_op(&mut to, 2) }).unwrap();
+    world.send(0, &send_op(peer, &mut from, 1)).unwrap();
+    world.settle();
+    assert_eq!(world.received(1).len, LEN);
+    assert!(to.0 == from.0);
+    assert_eq!(moved(&mut world), (LEN as u64, 0, 0));
+    assert_eq!(world.sends(0).len(), 1);
+    world.assert_empty();
 }

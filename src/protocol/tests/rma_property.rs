@@ -123,6 +123,7 @@ fn weather(rng: &mut Rng) -> Weather {
         expose_max: rng.pick(&[REGION_LEN, 7000]),
         conceals: rng.pick(&[0, 5]),
         rails: rng.pick(&[1, 1, 2]),
+        reads: rng.pick(&[false, false, true]),
         ..Glazing::none()
     };
     Weather { get: vec![Reach::Off], put: vec![Reach::Off], windows, ..weather }

@@ -57,7 +57,7 @@ pub(super) struct Glazing {
     pub(super) waits: u64,
     /// How often a message is advertised for reading, percent.
     pub(super) offers: u64,
-    /// The devices only read, also memory that the processor cannot touch.
+    /// A receiver reads all of an advertised message, and the devices take memory that the processor cannot touch.
     pub(super) reads: bool,
     /// Regions can be advertised.
     pub(super) exposes: bool,
@@ -301,7 +301,6 @@ impl Panes {
     ) -> Registered {
         assert_eq!(memory.piece(0, memory.len()).len(), memory.len(), "memory of several ranges");
         assert!(glazing.reads || !memory.is_on_device(), "memory that the lane does not take");
-        assert!(!glazing.reads || !matches!(purpose, Purpose::Receive { .. }), "a remote buffer");
         let confirms = Self::sees_writes(self.ends[side].known);
         match purpose {
             Purpose::Region { reads, writes, .. } if glazing.exposes => {

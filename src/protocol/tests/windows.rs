@@ -4,6 +4,7 @@ use super::fixture::{LIMITS, Memory, World, lend, receive_op, send_op};
 use super::sim::{Reach, Weather};
 use super::sim_window::Glazing;
 use crate::protocol::packet::Packet;
+use crate::protocol::sends::Sender;
 use crate::protocol::{FI_ETRUNC, PeekAction, ReceiveOp, SendOp};
 use crate::transport::{Departure, Prepared};
 
@@ -350,6 +351,35 @@ fn a_send_is_complete_when_its_windows_are_written() {
     assert!(begun.to.0 == Memory::pattern(0, 4 * WINDOW).0);
     begun.world.assert_empty();
     assert_eq!(begun.world.sends(0).len(), 0, "once");
+}
+
+/// It may send a part of a write again until then.
+#[test]
+fn a_send_is_not_complete_before_its_device_has_reported_the_writes() {
+    let mut world = world(glazing(), 2);
+    let peer = world.peer(0, 1);
+    let (mut from, mut to) = (Memory::pattern(0, 4 * WINDOW), Memory::zeroed(4 * WINDOW));
+    let mut finished = 0;
+    for n in 0..50 {
+        world.receive(1, &receive_op(&mut to, 2)).unwrap();
+        world.send(0, &SendOp { delivery: true, ..send_op(peer, &mut from, n) }).unwrap();
+        let mut sent = 0;
+        for _ in 0..1000 {
+            world.progress(1);
+            world.progress(0);
+            sent += world.sends(0).len();
+            let sends = &world.node(0).engine.core.sends;
+            finished += sends
+                .pending
+                .iter()
+                .filter(|(_, p)| matches!(p.scheme, Sender::Finished(_)))
+                .count();
+            assert!(sent == 0 || sends.wrote.is_empty(), "message {n}");
+        }
+        assert_eq!((sent, world.receives(1).len()), (1, 1));
+    }
+    assert!(finished > 0, "a FIN came first");
+    world.assert_empty();
 }
 
 #[test]

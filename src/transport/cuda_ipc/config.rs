@@ -22,7 +22,7 @@ impl Group for CudaIpcConfig {
         Variable {
             name: "CUDA_IPC",
             kind: Kind::Switch,
-            help: "CUDA IPC for messages between device memory of two processes of a node, where FI_UDRV_HMEM allows device memory: 1, or 0 to copy them through the host (default: 1)",
+            help: "CUDA IPC for messages and regions in device memory of two processes of a node, where FI_UDRV_HMEM allows device memory: 1, or 0 to copy them through the host (default: 1)",
         },
         Variable {
             name: "CUDA_IPC_CACHE",

@@ -1,7 +1,7 @@
 //! The allocations of other processes that this process has open, which all of its endpoints share: to open one costs as
 //! much as many copies.
 
-use super::published::Place;
+use super::published::{Foreign, Place};
 use crate::memory::mover::{Import, Site};
 use crate::sys::Errno;
 use crate::sys::cuda::Failure;
@@ -63,7 +63,7 @@ impl Imports<Import> {
     /// The allocation, opened now if it is not. At most `most` are open.
     pub(super) fn get(
         &mut self,
-        name: Name,
+        (name, table): (Name, &Foreign),
         site: Site,
         most: usize,
     ) -> Result<Arc<Import>, Refusal> {
@@ -71,7 +71,7 @@ impl Imports<Import> {
             return Ok(open);
         }
         let (place, tag) = name;
-        let record = place.read(tag).map_err(Refusal::Record)?;
+        let record = table.read(place, tag).map_err(Refusal::Record)?;
         let extent = (record.start, record.len);
         self.add((name, site, extent), most, || Import::open(site, &record.handle, record.len))
     }

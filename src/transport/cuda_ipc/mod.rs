@@ -1,39 +1,51 @@
-//! CUDA IPC: long messages from device memory to device memory of another process of the node, without a copy in memory of
-//! the host.
+//! CUDA IPC: device memory of other processes of the node, without a copy in memory of the host.
 //!
-//! The sender advertises the message; its key says where the sender's process has published a handle of the allocation
-//! ([`published`]). The receiver opens the allocation once ([`imports`]), and copies the bytes from there on a stream of its
-//! device; a copy is done when its event says so, for which nothing ever waits in progress. Where the driver opens no handle
-//! (pools, memory of cuMemCreate, containers, devices without peer access), the message is asked for as fragments, which
-//! are copied through the host, and one line says why.
+//! 1. A long message from device memory is advertised; its key says where the sender's process has published a handle of the
+//!    allocation ([`published`]). The receiver opens the allocation once ([`imports`]) and reads the bytes from there.
+//! 2. A long message from memory of the host to device memory: the receiver advertises a remote buffer, and the sender opens
+//!    that allocation and writes to it.
+//! 3. Regions in device memory are read and written by the initiator in the same way.
 //!
-//! The transport only reads: it has no remote buffers and no regions yet. Not run on a GPU; on a double only.
+//! Copies take place on a stream of a device of the process that makes them; one is done when its event says so, for which
+//! nothing ever waits in progress. Under the keys of 2 and 3 an access needs a permit ([`permits`]). Where the driver opens no
+//! handle (pools, memory of cuMemCreate, containers, devices without peer access), the bytes are copied through the host,
+//! and one line says why.
+//!
+//! Not run on a GPU; on a double only.
 
 pub(crate) mod config;
 mod imports;
+mod lent;
+mod permits;
 mod published;
 
 use super::peers::PeerTable;
 use super::{
     Access, Address, Handler, LaneCaps, LaneId, Lanes, LocalHost, Messages, OneSided, Opening,
-    PeerId, Prepared, Purpose, Registered, Registration, Remote, RemoteKey, SendError, Sharing,
-    Streaming, Transport,
+    PeerId, Prepared, Purpose, Put, Registered, Registration, Remote, RemoteKey, SendError,
+    Sharing, Streaming, Transport,
 };
 use crate::memory::SegmentList;
-use crate::memory::mover::{self, Transfer};
+use crate::memory::mover::{self, Import, Site, Transfer, Way};
 use crate::sys::cuda::Cuda;
 use crate::sys::{Errno, process};
 use crate::telemetry::log;
 use imports::Refusal;
-use published::Place;
+use lent::{Event, Lendings};
+use permits::Outcome;
+use published::{Foreign, Given, Place};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-/// The kind of its remote keys. Their words: where the record of the allocation is; its tag; the offset of the memory.
-const KEY: u8 = 4;
+/// The kinds of its remote keys: of a message to be read, and of memory for which there is a permit. Their words: where the
+/// record of the allocation, and the permit, is; the record's tag; the offset of the memory.
+const MESSAGE: u8 = 4;
+const PERMITTED: u8 = 5;
 const LANE: LaneId = LaneId::of(CudaIpc::KEYS);
-/// Reads in progress of one endpoint.
-const READS_MAX: usize = 16;
-/// A peer whose memory was refused this often in a row is not tried again.
+/// Accesses in progress of one endpoint.
+const ACCESSES_MAX: usize = 16;
+/// A peer whose memory was refused this often in a row is not tried again, and one that has not filled this many remote
+/// buffers in a row gets no more.
 const REFUSALS_MAX: u8 = 3;
 /// Estimates of a launch with its event, nanoseconds, and of a copy within a device, bytes per microsecond.
 const LANE_NS: u32 = 8000;
@@ -47,18 +59,44 @@ const fn unreachable(errno: i32) -> SendError {
 #[derive(Debug)]
 struct Peer {
     id: PeerId,
-    /// Its process, once memory of it was read; 0 before.
+    /// Its process, once memory of it was accessed; 0 before.
     pid: i32,
-    /// How often its memory was refused since it was last read.
+    /// The table of that process.
+    table: Option<Arc<Foreign>>,
+    /// How often its memory was refused since it was last accessed.
     refusals: u8,
+    /// How many remote buffers it has not filled since it last filled one.
+    unfilled: u8,
 }
 
-/// A read in progress.
+/// An access in progress. Who drops it waits for its end.
 #[derive(Debug)]
-struct Read {
+struct AccessBegun {
     peer: PeerId,
     token: u64,
-    transfer: Transfer,
+    /// `None`: a flush.
+    transfer: Option<Transfer>,
+    /// Dropped after the transfer.
+    entered: Option<Entered>,
+}
+
+/// A permit that is in use.
+#[derive(Debug)]
+struct Entered {
+    table: Arc<Foreign>,
+    name: permits::Name,
+    stream: Stream,
+    /// What its end without success tells the owner, and with it.
+    failed: Outcome,
+    done: Outcome,
+}
+
+/// Accesses of one stream keep their order: those of one context that change device memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stream {
+    Of(Site),
+    /// One that reads to memory of the host.
+    None,
 }
 
 /// The transport.
@@ -71,10 +109,53 @@ pub(crate) struct CudaIpc {
     open_max: usize,
     peers: Vec<Peer>,
     /// In the order of their start.
-    reads: VecDeque<Read>,
-    /// A read waits for one of another endpoint: as many allocations are open as may. Nobody wakes a thread that sleeps
+    accesses: VecDeque<AccessBegun>,
+    lent: Lendings,
+    /// An access waits for one of another endpoint: as many allocations are open as may. Nobody wakes a thread that sleeps
     /// meanwhile.
     starved: bool,
+}
+
+/// What a key says.
+struct Named {
+    place: Place,
+    tag: u64,
+    offset: u64,
+    permit: Option<permits::Name>,
+}
+
+impl Named {
+    fn by(key: &RemoteKey) -> Option<Self> {
+        let [Some(word), Some(tag), Some(offset)] = [0, 1, 2].map(|n| key.word(n)) else {
+            return None;
+        };
+        let (place, permit) = Place::and_permit(word);
+        Some(match key.kind() {
+            MESSAGE => Self { place: Place(word), tag, offset, permit: None },
+            _ => Self { place, tag, offset, permit: Some(permit) },
+        })
+    }
+}
+
+impl Entered {
+    fn leave(&self, outcome: Outcome) {
+        self.table.permit(self.name).into_iter().for_each(|permit| permit.leave(outcome));
+    }
+}
+
+impl AccessBegun {
+    /// Its bytes are in place.
+    fn succeed(mut self) {
+        if let Some(entered) = &mut self.entered {
+            entered.failed = entered.done;
+        }
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.leave(self.failed);
+    }
 }
 
 impl CudaIpc {
@@ -82,7 +163,105 @@ impl CudaIpc {
         self.peers.iter().find(|other| other.id == peer && other.refusals < REFUSALS_MAX)
     }
 
-    /// What a `get` that cannot be answers.
+    fn peer_mut(&mut self, peer: PeerId) -> Option<&mut Peer> {
+        self.peers.iter_mut().find(|other| other.id == peer)
+    }
+
+    /// The table of a peer's process.
+    fn table(&mut self, peer: PeerId, pid: i32) -> Result<Arc<Foreign>, Refusal> {
+        let gone = Refusal::Record(Errno(libc::ESRCH));
+        let peer = self.peer_mut(peer).ok_or(gone)?;
+        if let Some(table) = peer.table.as_ref().filter(|_| peer.pid == pid) {
+            return Ok(Arc::clone(table));
+        }
+        let table = Arc::new(Foreign::find(pid).map_err(Refusal::Record)?);
+        (peer.pid, peer.table) = (pid, Some(Arc::clone(&table)));
+        Ok(table)
+    }
+
+    /// Begins an access to the memory under a key.
+    fn begin(
+        &mut self,
+        peer: PeerId,
+        local: &SegmentList,
+        remote: &Remote,
+        (way, token, notify): (Way, u64, bool),
+    ) -> Result<Access, SendError> {
+        let named = Named::by(&remote.key).ok_or(unreachable(libc::EINVAL))?;
+        let (on_device, _) = local.range().ok_or(unreachable(libc::EINVAL))?;
+        // Memory of the host is copied in any context.
+        let site = on_device.or_else(mover::any_site).ok_or(unreachable(libc::ENXIO))?;
+        let pid = named.place.pid();
+        if self.peer(peer).is_none() {
+            return Err(unreachable(libc::ESTALE));
+        }
+        if pid == process::pid() {
+            // The driver opens no handle of one's own process.
+            log::info(format_args!(
+                "device memory of another endpoint of this process is copied through the host"
+            ));
+            self.peer_mut(peer).into_iter().for_each(|peer| peer.refusals = REFUSALS_MAX);
+            return Err(unreachable(libc::ESTALE));
+        }
+        let stream = match (way, on_device) {
+            (Way::Read, None) => Stream::None,
+            _ => Stream::Of(site),
+        };
+        if self.accesses.len() >= ACCESSES_MAX
+            || named.permit.is_some() && self.is_behind(peer, stream)
+        {
+            return Err(SendError::Again);
+        }
+        let table = self.table(peer, pid).map_err(|refusal| self.refuse(peer, pid, refusal))?;
+        let name = (named.place, named.tag);
+        let opened = imports::of_process().get((name, &table), site, self.open_max);
+        let import = opened.map_err(|refusal| self.refuse(peer, pid, refusal))?;
+        let entered = match named.permit {
+            Some(name) => {
+                Some(enter(table, name, stream, notify).ok_or(unreachable(libc::ESTALE))?)
+            }
+            None => None,
+        };
+        self.start(
+            peer,
+            local,
+            (import, named.offset.saturating_add(remote.offset)),
+            (way, token),
+            entered,
+        )
+    }
+
+    /// Starts the copy of an access that may begin.
+    fn start(
+        &mut self,
+        peer: PeerId,
+        local: &SegmentList,
+        (import, offset): (Arc<Import>, u64),
+        (way, token): (Way, u64),
+        mut entered: Option<Entered>,
+    ) -> Result<Access, SendError> {
+        let transfer = match local.begin_transfer(import, offset, way) {
+            Ok(transfer) => transfer,
+            Err(failure) => {
+                // A remote buffer that is not written comes in another way.
+                entered.iter_mut().for_each(|entered| entered.failed = Outcome::Silent);
+                let pid = self.peer(peer).map_or(0, |peer| peer.pid);
+                return Err(self.refuse(peer, pid, Refusal::Driver(failure)));
+            }
+        };
+        self.peer_mut(peer).into_iter().for_each(|peer| peer.refusals = 0);
+        self.accesses.push_back(AccessBegun { peer, token, transfer: Some(transfer), entered });
+        Ok(Access::Begun)
+    }
+
+    /// An access to the peer's regions and remote buffers is in progress that one on this stream could overtake, or would
+    /// have to follow.
+    fn is_behind(&self, peer: PeerId, stream: Stream) -> bool {
+        let of_peer = self.accesses.iter().filter(|access| access.peer == peer);
+        of_peer.filter_map(|access| access.entered.as_ref()).any(|entered| entered.stream != stream)
+    }
+
+    /// The answer to an access that cannot be.
     fn refuse(&mut self, peer: PeerId, pid: i32, refusal: Refusal) -> SendError {
         match refusal {
             Refusal::Full => {
@@ -101,30 +280,95 @@ impl CudaIpc {
                 failure.0
             ),
         }
-        if let Some(peer) = self.peers.iter_mut().find(|other| other.id == peer) {
-            peer.refusals = peer.refusals.saturating_add(1);
-        }
+        let peer = self.peer_mut(peer);
+        peer.into_iter().for_each(|peer| peer.refusals = peer.refusals.saturating_add(1));
         unreachable(libc::ESTALE)
     }
 
-    /// Ends the reads from a peer, and reports them as lost with the lane if any of them has failed.
+    /// The device has failed, here or at the peer: the lane ends, with all keys and accesses.
     fn fail(&mut self, peer: PeerId, handler: &mut impl Handler) {
-        self.reads.retain(|read| read.peer != peer);
-        if let Some(peer) = self.peers.iter_mut().find(|other| other.id == peer) {
-            peer.refusals = REFUSALS_MAX;
-        }
+        self.accesses.retain(|access| access.peer != peer);
+        self.lent.end_all(Some(peer));
+        self.peer_mut(peer).into_iter().for_each(|peer| peer.refusals = REFUSALS_MAX);
         handler.on_lane_lost(peer, LANE);
     }
+
+    /// Reports the accesses that have ended, in the order of their start.
+    fn finish(&mut self, handler: &mut impl Handler) -> usize {
+        let mut n = 0;
+        while let Some(access) = self.accesses.front() {
+            let peer = access.peer;
+            match access.transfer.as_ref().map_or(Ok(true), Transfer::has_ended) {
+                Ok(true) => {
+                    let token = access.token;
+                    self.accesses.pop_front().into_iter().for_each(AccessBegun::succeed);
+                    handler.on_done(peer, token);
+                }
+                Ok(false) => break,
+                Err(_) => self.fail(peer, handler),
+            }
+            n += 1;
+        }
+        n
+    }
+
+    /// Reports what has happened to remote buffers.
+    fn hear(&mut self, handler: &mut impl Handler) -> usize {
+        let mut n = 0;
+        while let Some(event) = self.lent.next() {
+            match event {
+                Event::Filled(peer, token) => {
+                    self.peer_mut(peer).into_iter().for_each(|peer| peer.unfilled = 0);
+                    handler.on_notify(peer, token);
+                }
+                Event::Failed(peer) => self.fail(peer, handler),
+            }
+            n += 1;
+        }
+        n
+    }
+
+    /// Lends memory to a peer, under a permit.
+    fn lend(
+        &mut self,
+        peer: PeerId,
+        addr: usize,
+        token: Option<u64>,
+    ) -> Result<Option<RemoteKey>, mover::Failure> {
+        let Some(given) = Given::new() else { return Ok(None) };
+        let (place, tag, offset) = published::publish(addr as u64)?;
+        let key = RemoteKey::new(PERMITTED).with(place.with(given.0)).with(tag).with(offset);
+        self.lent.add(peer, key, given, token);
+        Ok(Some(key))
+    }
+}
+
+/// `None`: the permit is withdrawn.
+fn enter(
+    table: Arc<Foreign>,
+    name: permits::Name,
+    stream: Stream,
+    notify: bool,
+) -> Option<Entered> {
+    if !table.permit(name)?.enter() {
+        return None;
+    }
+    let [failed, done] = match notify {
+        true => [Outcome::Failed, Outcome::Filled],
+        false => [Outcome::Silent; 2],
+    };
+    Some(Entered { table, name, stream, failed, done })
 }
 
 impl Drop for CudaIpc {
     fn drop(&mut self) {
         if self.owner != process::pid() {
-            // The reads are the parent's too, and a lock may be held for ever here.
-            std::mem::forget(std::mem::take(&mut self.reads));
+            // They are the parent's too, and a lock may be held for ever here.
+            std::mem::forget((std::mem::take(&mut self.accesses), std::mem::take(&mut self.lent)));
             return;
         }
-        self.reads.clear();
+        self.accesses.clear();
+        self.lent.end_all(None);
         let pids = self.peers.iter().map(|peer| peer.pid).filter(|pid| *pid != 0);
         pids.for_each(|pid| imports::of_process().forget(pid));
     }
@@ -144,6 +388,9 @@ impl OneSided for CudaIpc {
             device: true,
             reads: true,
             receive_max: usize::MAX,
+            read_min: Some(usize::MAX),
+            write_min: Some(usize::MAX),
+            register_max: usize::MAX,
             ..LaneCaps::of_host(LANE, LANE_NS, LANE_RATE)
         })
     }
@@ -154,19 +401,30 @@ impl OneSided for CudaIpc {
 
     fn register(
         &mut self,
-        _: PeerId,
+        peer: PeerId,
         _: LaneId,
         memory: &SegmentList,
         purpose: Purpose,
     ) -> Registered {
-        let Some((Some(_), addr)) = memory.range().filter(|_| purpose == Purpose::Send) else {
-            return Registered::No;
-        };
-        match published::publish(addr as u64) {
-            Ok((Place(place), tag, offset)) => {
-                let key = RemoteKey::new(KEY).with(place).with(tag).with(offset);
-                Registered::Yes(Registration { key, reads: true, writes: false, confirms: false })
+        let Some((Some(_), addr)) = memory.range() else { return Registered::No };
+        let unfilled = self.peer(peer).map_or(u8::MAX, |peer| peer.unfilled);
+        let (made, reads, writes) = match purpose {
+            Purpose::Send => {
+                let key = |(Place(place), tag, offset)| {
+                    Some(RemoteKey::new(MESSAGE).with(place).with(tag).with(offset))
+                };
+                (published::publish(addr as u64).map(key), true, false)
             }
+            Purpose::Receive { .. } if unfilled >= REFUSALS_MAX => return Registered::No,
+            Purpose::Receive { token } => (self.lend(peer, addr, Some(token)), false, true),
+            Purpose::Region { reads, writes, .. } => (self.lend(peer, addr, None), reads, writes),
+        };
+        match made {
+            Ok(Some(key)) => {
+                let confirms = matches!(purpose, Purpose::Region { .. });
+                Registered::Yes(Registration { key, reads, writes, confirms })
+            }
+            Ok(None) => Registered::No,
             Err(failure) => {
                 log::limited!(
                     cause: failure.0,
@@ -178,6 +436,28 @@ impl OneSided for CudaIpc {
         }
     }
 
+    fn invalidate(&mut self, peer: PeerId, key: &RemoteKey) -> bool {
+        if self.lent.end(peer, key) {
+            let peer = self.peer_mut(peer);
+            peer.into_iter().for_each(|peer| peer.unfilled = peer.unfilled.saturating_add(1));
+        }
+        false
+    }
+
+    fn is_settled(&mut self, _: bool) -> bool {
+        self.lent.is_settled()
+    }
+
+    fn put(
+        &mut self,
+        peer: PeerId,
+        local: &SegmentList,
+        to: &Remote,
+        how: Put,
+    ) -> Result<Access, SendError> {
+        self.begin(peer, local, to, (Way::Write, how.token, how.notify))
+    }
+
     fn get(
         &mut self,
         peer: PeerId,
@@ -185,41 +465,15 @@ impl OneSided for CudaIpc {
         from: &Remote,
         token: u64,
     ) -> Result<Access, SendError> {
-        let words = [0, 1, 2].map(|n| from.key.word(n));
-        let [Some(place), Some(tag), Some(at)] = words else {
-            return Err(unreachable(libc::EINVAL));
-        };
-        let (site, _) = local.range().ok_or(unreachable(libc::EINVAL))?;
-        // The receiving side copies to memory of the host.
-        let site = site.or_else(mover::any_site).ok_or(unreachable(libc::ENXIO))?;
-        let place = Place(place);
-        let pid = place.pid();
-        if self.peer(peer).is_none() {
-            return Err(unreachable(libc::ESTALE));
+        self.begin(peer, local, from, (Way::Read, token, false))
+    }
+
+    fn flush_puts(&mut self, peer: PeerId, _: &Remote, token: u64) -> Result<Access, SendError> {
+        // A put is complete when its bytes are in the peer's memory.
+        if self.accesses.iter().all(|access| access.peer != peer) {
+            return Ok(Access::Moved(1));
         }
-        if pid == process::pid() {
-            // The driver opens no handle of one's own process.
-            log::info(format_args!(
-                "device memory of another endpoint of this process is copied through the host"
-            ));
-            if let Some(peer) = self.peers.iter_mut().find(|other| other.id == peer) {
-                peer.refusals = REFUSALS_MAX;
-            }
-            return Err(unreachable(libc::ESTALE));
-        }
-        if self.reads.len() >= READS_MAX {
-            return Err(SendError::Again);
-        }
-        let opened = imports::of_process().get((place, tag), site, self.open_max);
-        let begun = opened.and_then(|import| {
-            let begun = local.begin_transfer(import, at.saturating_add(from.offset));
-            begun.map_err(Refusal::Driver)
-        });
-        let transfer = begun.map_err(|refusal| self.refuse(peer, pid, refusal))?;
-        if let Some(peer) = self.peers.iter_mut().find(|other| other.id == peer) {
-            (peer.pid, peer.refusals) = (pid, 0);
-        }
-        self.reads.push_back(Read { peer, token, transfer });
+        self.accesses.push_back(AccessBegun { peer, token, transfer: None, entered: None });
         Ok(Access::Begun)
     }
 }
@@ -227,7 +481,7 @@ impl OneSided for CudaIpc {
 impl Transport for CudaIpc {
     const NAME: &'static str = "CUDA IPC";
     const CARRIES: bool = false;
-    const KEYS: &'static [u8] = &[KEY];
+    const KEYS: &'static [u8] = &[MESSAGE, PERMITTED];
 
     fn open(opening: &mut Opening<'_>) -> Result<Option<Self>, Errno> {
         let config = &opening.config;
@@ -238,7 +492,8 @@ impl Transport for CudaIpc {
             host: opening.host.clone(),
             open_max: config.cuda_ipc.open_max,
             peers: Vec::new(),
-            reads: VecDeque::new(),
+            accesses: VecDeque::new(),
+            lent: Lendings::default(),
             starved: false,
         }))
     }
@@ -246,36 +501,24 @@ impl Transport for CudaIpc {
     fn meet(&mut self, peer: PeerId, address: &Address) {
         let known = self.peers.iter().any(|other| other.id == peer);
         if !known && peer != self.me && self.host.owns(address.0.ip()) {
-            self.peers.push(Peer { id: peer, pid: 0, refusals: 0 });
+            self.peers.push(Peer { id: peer, pid: 0, table: None, refusals: 0, unfilled: 0 });
         }
     }
 
     fn turn(&mut self, _: &mut PeerTable, handler: &mut impl Handler) -> usize {
-        let mut n = 0;
         self.starved = false;
-        while let Some(read) = self.reads.front() {
-            let peer = read.peer;
-            match read.transfer.has_ended() {
-                Ok(true) => {
-                    let token = read.token;
-                    self.reads.pop_front();
-                    handler.on_done(peer, token);
-                }
-                Ok(false) => break,
-                Err(_) => self.fail(peer, handler),
-            }
-            n += 1;
-        }
-        n
+        self.finish(handler) + self.hear(handler)
     }
 
     fn every_ns(_: bool, _: bool) -> u64 {
         0
     }
 
-    fn drain(&mut self, peer: PeerId, _: &mut impl Handler) {
-        // Who drops a read waits for its end.
-        self.reads.retain(|read| read.peer != peer);
+    fn drain(&mut self, peer: PeerId, handler: &mut impl Handler) {
+        // What it has written before it departed counts.
+        self.hear(handler);
+        self.accesses.retain(|access| access.peer != peer);
+        self.lent.end_all(Some(peer));
         if let Some(at) = self.peers.iter().position(|other| other.id == peer) {
             let Peer { pid, .. } = self.peers.swap_remove(at);
             imports::of_process().forget(pid);
@@ -283,7 +526,7 @@ impl Transport for CudaIpc {
     }
 
     fn sleep(&mut self) -> bool {
-        self.reads.is_empty() && !self.starved
+        self.accesses.is_empty() && !self.starved && !self.lent.are_awaited()
     }
 }
 
@@ -298,9 +541,9 @@ mod tests {
 
     fn with_peers() -> CudaIpc {
         let (me, host) = (PeerId(0), LocalHost::detect());
-        let (peers, reads) = (Vec::new(), VecDeque::new());
-        let owner = process::pid();
-        let mut ipc = CudaIpc { owner, me, host, open_max: 4, peers, reads, starved: false };
+        let (peers, accesses, lent) = (Vec::new(), VecDeque::new(), Lendings::default());
+        let (owner, open_max, starved) = (process::pid(), 4, false);
+        let mut ipc = CudaIpc { owner, me, host, open_max, peers, accesses, lent, starved };
         let at = |text: &str| Address::from_text(text).unwrap();
         for (peer, address) in [
             (me, "127.0.0.1:1"),
@@ -330,16 +573,20 @@ mod tests {
         let device = host.segments().as_device(1);
         assert_eq!(ipc.register(PEER, LANE, &host.segments(), Purpose::Send), Registered::No);
         let receive = Purpose::Receive { token: 1 };
-        assert_eq!(ipc.register(PEER, LANE, &device, receive), Registered::No);
+        assert_eq!(ipc.register(PEER, LANE, &host.segments(), receive), Registered::No);
         // No driver knows it.
-        assert_eq!(ipc.register(PEER, LANE, &device, Purpose::Send), Registered::Never);
-        let key = RemoteKey::new(KEY).with(1).with(2).with(3);
+        let region = Purpose::Region { id: 1, reads: true, writes: true };
+        for purpose in [Purpose::Send, receive, region] {
+            assert_eq!(ipc.register(PEER, LANE, &device, purpose), Registered::Never);
+        }
+        assert!(ipc.sleep(), "nothing is lent");
+        let key = RemoteKey::new(MESSAGE).with(1).with(2).with(3);
         let get = |ipc: &mut CudaIpc, local: &SegmentList, key| {
             ipc.get(PEER, local, &Remote { key, offset: 0 }, 7)
         };
         // This process has no context to fill it from.
         assert_eq!(get(&mut ipc, &host.segments(), key), Err(unreachable(libc::ENXIO)));
-        assert_eq!(get(&mut ipc, &device, RemoteKey::new(KEY)), Err(unreachable(libc::EINVAL)));
+        assert_eq!(get(&mut ipc, &device, RemoteKey::new(MESSAGE)), Err(unreachable(libc::EINVAL)));
     }
 
     #[test]
@@ -347,7 +594,7 @@ mod tests {
         let (mut ipc, memory) = (with_peers(), OwnedBuffer::zeroed(8));
         let local = memory.segments().as_device(1);
         // A process that no system has.
-        let key = RemoteKey::new(KEY).with(u64::MAX).with(2).with(3);
+        let key = RemoteKey::new(MESSAGE).with(u64::MAX).with(2).with(3);
         for _ in 0..REFUSALS_MAX {
             assert_eq!(ipc.prepare(PEER, LANE), Prepared::Ready);
             assert_eq!(ipc.get(PEER, &local, &Remote { key, offset: 0 }, 7), Err(STALE));

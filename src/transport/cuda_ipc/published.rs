@@ -3,13 +3,14 @@
 //! table is shared memory, which peers find by the owner's process id: a process may be forbidden to attach to another one, by
 //! Yama or a container, and may open its memory all the same.
 
+use super::permits::{self, Permit};
 use crate::sys::Errno;
 use crate::sys::cuda::{Allocation, Cuda, Failure, IpcHandle};
 use crate::sys::process::{self, random_u64};
 use crate::sys::shared_memory::{self, SharedMemory};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The name of the table among the memory of its process.
 const LABEL: &str = "udrv-cuda";
@@ -19,9 +20,11 @@ const RECORDS: usize = 256;
 const WORDS: usize = 12;
 /// From one record to the next, bytes.
 const STRIDE: usize = 128;
-const LEN: usize = RECORDS * STRIDE;
-/// The bits of a place that are the number of the record; the others are the process id.
-const NUMBER_BITS: u32 = 32;
+/// Behind the records are the permits.
+const PERMITS: usize = RECORDS * STRIDE;
+const LEN: usize = PERMITS + permits::LEN;
+/// The process id of a place is above these bits.
+const PID_SHIFT: u32 = 32;
 
 /// The table of this process, with the descriptor by which peers find it.
 struct Table {
@@ -29,6 +32,8 @@ struct Table {
     _fd: OwnedFd,
     /// The record that is replaced next.
     next: Mutex<usize>,
+    /// The numbers of the permits that nobody has.
+    free: Mutex<Vec<u8>>,
 }
 
 /// Where a record is: a process of this node, and the number of the record.
@@ -49,20 +54,73 @@ pub(super) struct Record {
 
 impl Place {
     fn of(number: usize) -> Self {
-        Self(((process::pid() as u64) << NUMBER_BITS) | number as u64)
+        Self(((process::pid() as u64) << PID_SHIFT) | number as u64)
+    }
+
+    /// The place, with the name of a permit, as one word of a key.
+    pub(super) fn with(self, permits::Name { number, generation }: permits::Name) -> u64 {
+        self.0 | u64::from(generation) << 16 | u64::from(number) << 8
+    }
+
+    /// The two of such a word.
+    pub(super) fn and_permit(word: u64) -> (Self, permits::Name) {
+        let [_, number, low, high, ..] = word.to_le_bytes();
+        let generation = u16::from_le_bytes([low, high]);
+        (Self(word & !0xffff_ff00), permits::Name { number, generation })
     }
 
     pub(super) fn pid(self) -> i32 {
-        (self.0 >> NUMBER_BITS) as i32
+        (self.0 >> PID_SHIFT) as i32
     }
 
-    /// Reads the record. Errors: ENOENT, and those of /proc, for a table that cannot be found; ESTALE: the record is not there
-    /// any more.
-    pub(super) fn read(self, tag: u64) -> Result<Record, Errno> {
-        let fd = shared_memory::find(self.pid(), LABEL)?;
-        let memory = SharedMemory::attach(&fd, LEN)?;
-        let number = (self.0 & ((1 << NUMBER_BITS) - 1)) as usize;
-        Slot(&memory, number).read(tag).ok_or(Errno(libc::ESTALE))
+    fn number(self) -> usize {
+        (self.0 & ((1 << PID_SHIFT) - 1)) as usize
+    }
+}
+
+/// The table of another process.
+#[derive(Debug)]
+pub(super) struct Foreign(SharedMemory);
+
+impl Foreign {
+    /// Errors: ENOENT, and those of /proc, for a table that cannot be found.
+    pub(super) fn find(pid: i32) -> Result<Self, Errno> {
+        let fd = shared_memory::find(pid, LABEL)?;
+        SharedMemory::attach(&fd, LEN).map(Self)
+    }
+
+    /// Errors: ESTALE: the record is not there any more.
+    pub(super) fn read(&self, place: Place, tag: u64) -> Result<Record, Errno> {
+        Slot(&self.0, place.number()).read(tag).ok_or(Errno(libc::ESTALE))
+    }
+
+    pub(super) fn permit(&self, name: permits::Name) -> Option<Permit<'_>> {
+        Permit::at(&self.0, PERMITS, name)
+    }
+}
+
+/// A permit of this process, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Given(pub(super) permits::Name);
+
+impl Given {
+    /// `None`: all are given.
+    pub(super) fn new() -> Option<Self> {
+        let table = table()?;
+        let number = locked(&table.free).pop()?;
+        Permit::renew(&table.memory, PERMITS, number).map(Self)
+    }
+
+    pub(super) fn permit(&self) -> Option<Permit<'static>> {
+        Permit::at(&table()?.memory, PERMITS, self.0)
+    }
+}
+
+impl Drop for Given {
+    fn drop(&mut self) {
+        if let Some(table) = table() {
+            locked(&table.free).push(self.0.number);
+        }
     }
 }
 
@@ -90,7 +148,7 @@ fn publish_as(
 ) -> Result<Place, Failure> {
     const NONE: Failure = Failure(1);
     let table = table().ok_or(NONE)?;
-    let mut next = table.next.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut next = locked(&table.next);
     let slot = |number| Slot(&table.memory, number);
     if let Some(number) = (0..RECORDS).find(|number| slot(*number).has(tag)) {
         return Ok(Place::of(number));
@@ -102,12 +160,17 @@ fn publish_as(
     Ok(Place::of(number))
 }
 
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// `None`: there is no memory, or no descriptor.
 fn table() -> Option<&'static Table> {
     static TABLE: OnceLock<Option<Table>> = OnceLock::new();
     let made = || {
         let (memory, fd) = SharedMemory::create_labelled(LABEL, LEN).ok()?;
-        Some(Table { memory, _fd: fd, next: Mutex::new(0) })
+        let free = Mutex::new((0..permits::COUNT).map(|number| number as u8).collect());
+        Some(Table { memory, _fd: fd, next: Mutex::new(0), free })
     };
     TABLE.get_or_init(made).as_ref()
 }
@@ -163,15 +226,34 @@ mod tests {
             publish_as(tag, &found, || Ok(handle)).unwrap()
         };
         let [one, other] = [publish(tags[0], 100), publish(tags[1], 200)];
+        let table = Foreign::find(process::pid()).unwrap();
         assert_eq!(one.pid(), process::pid());
-        assert_eq!(one.read(tags[0]), Ok(Record { start: 100, len: 4096, handle }));
-        assert_eq!(other.read(tags[1]).map(|record| record.start), Ok(200));
-        assert_eq!(one.read(tags[1]), Err(Errno(libc::ESTALE)), "not the record of that tag");
+        assert_eq!(table.read(one, tags[0]), Ok(Record { start: 100, len: 4096, handle }));
+        assert_eq!(table.read(other, tags[1]).map(|record| record.start), Ok(200));
+        assert_eq!(
+            table.read(one, tags[1]),
+            Err(Errno(libc::ESTALE)),
+            "not the record of that tag"
+        );
         let exported = |found: &Allocation| publish_as(tags[0], found, || panic!("a second time"));
         assert_eq!(exported(&Allocation::test(100, 4096)), Ok(one));
         // Many allocations later its record is another's.
         (0..RECORDS as u64).for_each(|n| _ = publish(tag_of(1000 + n), n));
-        assert_eq!(one.read(tags[0]), Err(Errno(libc::ESTALE)));
+        assert_eq!(table.read(one, tags[0]), Err(Errno(libc::ESTALE)));
+    }
+
+    #[test]
+    fn a_key_names_a_record_and_a_permit() {
+        let table = Foreign::find({
+            let _ = super::table();
+            process::pid()
+        });
+        let (table, given) = (table.unwrap(), Given::new().unwrap());
+        let (place, name) = Place::and_permit(Place::of(200).with(given.0));
+        assert_eq!((place, place.number(), name), (Place::of(200), 200, given.0));
+        // What a peer does to it is seen here.
+        assert!(table.permit(name).unwrap().enter());
+        assert!(!given.permit().unwrap().is_unused());
     }
 
     #[test]

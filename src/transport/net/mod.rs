@@ -28,7 +28,7 @@ use super::{
 use crate::config::Config;
 use crate::memory::{Segment, SegmentList};
 use crate::sys::biased::{Owner, visited};
-use crate::sys::event::Epoll;
+use crate::sys::late_set::LateSet;
 use crate::sys::net::{Nic, interfaces};
 use crate::sys::sock_diag::{PortHolder, udp_port_holders};
 use crate::sys::{Errno, clock, process, spare};
@@ -507,16 +507,16 @@ impl Net {
     }
 
     /// Adds the descriptors that signal work to `epoll`.
-    pub(crate) fn watch(&self, epoll: &Arc<Epoll>, token: u64) -> Result<(), Errno> {
+    pub(crate) fn watch(&self, epoll: &Arc<LateSet>, token: u64) -> Result<(), Errno> {
         let core = self.core.enter().ok_or(Errno(libc::EOWNERDEAD))?;
         for fd in core.link.fds() {
-            epoll.add(fd, token)?;
+            epoll.add_lasting(fd, token)?;
         }
         if let Some(streams) = &self.streams {
-            epoll.add(streams.fd(), token)?;
+            streams.watch(epoll, token)?;
         }
         if let Some(bulk) = &self.bulk {
-            epoll.add(bulk.fd(), token)?;
+            epoll.add_lasting(bulk.fd(), token)?;
         }
         self.shared.join(epoll, token);
         Ok(())

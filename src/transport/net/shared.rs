@@ -6,8 +6,8 @@
 
 use super::core::Core;
 use crate::sys::biased::Visitor;
-use crate::sys::event::{Epoll, LateTimer};
 use crate::sys::hub::{Rest, Ticket};
+use crate::sys::late_set::{LateSet, LateTimer};
 use crate::sys::{Errno, clock, process};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -93,7 +93,7 @@ impl Shared {
     }
 
     /// The set on which the application's threads sleep, and the token there of what wakes them.
-    pub(super) fn join(&self, set: &Arc<Epoll>, token: u64) {
+    pub(super) fn join(&self, set: &Arc<LateSet>, token: u64) {
         let _ = self.timer.set(LateTimer::of(set.clone(), token)); // as before, if it is called twice
     }
 

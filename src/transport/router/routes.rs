@@ -4,7 +4,7 @@ use super::list::{Lane, Lanes};
 use super::pace::Pace;
 use crate::sys::Errno;
 use crate::sys::clock::Waited;
-use crate::sys::event::Epoll;
+use crate::sys::late_set::LateSet;
 use crate::sys::udp::UdpPort;
 use crate::transport::peers::PeerTable;
 use crate::transport::{Address, Message, PeerId, SendError};
@@ -52,7 +52,7 @@ pub(crate) struct Router {
     pub(super) lanes: Lanes,
     /// Holds the endpoint's port if no transport uses it.
     pub(super) _port: Option<UdpPort>,
-    pub(super) epoll: Arc<Epoll>,
+    pub(super) epoll: Arc<LateSet>,
     pub(super) pace: Pace,
     /// The last unreachable peer that was logged: repeated attempts are not logged again.
     pub(super) complained: Option<(PeerId, Errno)>,

@@ -1,7 +1,7 @@
 //! Two ends of a link, for tests.
 
 use super::Shm;
-use crate::sys::event::Epoll;
+use crate::sys::late_set::LateSet;
 use crate::sys::net;
 use crate::transport::address::LocalHost;
 use crate::transport::peers::PeerTable;
@@ -70,7 +70,7 @@ pub(super) fn end(cma: CmaPolicy) -> End {
 }
 
 fn open(me: Address, cma: CmaPolicy, socket: std::net::UdpSocket, bell: bool) -> End {
-    let epoll = Arc::new(Epoll::new().unwrap());
+    let epoll = Arc::new(LateSet::new().unwrap());
     let bell = bell.then(|| Shm::doorbell(&epoll).unwrap());
     let shm = Shm::with(me, LocalHost::detect(), cma, bell, epoll).unwrap();
     End { shm, peers: PeerTable::new(LocalHost::detect()), me, _socket: socket }

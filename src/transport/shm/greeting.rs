@@ -14,7 +14,8 @@ use super::ring::Consumer;
 use super::{Shm, TOKEN_GREETING, TOKEN_LISTENER};
 use crate::sys::clock::Waited;
 use crate::sys::close::close_elsewhere;
-use crate::sys::event::{Epoll, wait_readable};
+use crate::sys::event::wait_readable;
+use crate::sys::late_set::LateSet;
 use crate::sys::shared_memory::SharedMemory;
 use crate::sys::spare::{self, Spare};
 use crate::sys::unix::{self, Credentials};
@@ -120,9 +121,9 @@ pub(super) struct Door {
 }
 
 impl Door {
-    pub(super) fn new(names: Names, open: bool, epoll: &Epoll) -> Result<Self, Errno> {
+    pub(super) fn new(names: Names, open: bool, epoll: &LateSet) -> Result<Self, Errno> {
         if let Some(listener) = &names.listener {
-            epoll.add(listener.as_fd(), TOKEN_LISTENER)?;
+            epoll.add_lasting(listener.as_fd(), TOKEN_LISTENER)?;
         }
         Ok(Self {
             open: open && names.listener.is_some(),
@@ -194,19 +195,19 @@ impl Door {
     }
 
     /// Stops accepting for so many nanoseconds.
-    fn pause(&mut self, epoll: &Epoll, ns: u64) {
+    fn pause(&mut self, epoll: &LateSet, ns: u64) {
         if let (Some(listener), 0) = (&self.names.listener, self.paused_until) {
             epoll.remove(listener.as_fd());
         }
         self.paused_until = clock::now_ns().saturating_add(ns).max(1);
     }
 
-    fn resume(&mut self, epoll: &Epoll, now: u64) {
+    fn resume(&mut self, epoll: &LateSet, now: u64) {
         if self.paused_until == 0 || now < self.paused_until {
             return;
         }
         let Some(listener) = &self.names.listener else { return };
-        match epoll.add(listener.as_fd(), TOKEN_LISTENER) {
+        match epoll.add_lasting(listener.as_fd(), TOKEN_LISTENER) {
             Ok(()) => self.paused_until = 0,
             Err(_) => self.paused_until = now.saturating_add(BACKOFF_NS.1),
         }
@@ -237,7 +238,7 @@ impl Door {
 
     /// Accepting failed. After a permanent error the endpoint stops accepting: from then on it is reached over
     /// the network.
-    fn on_error(&mut self, call: &str, errno: Errno, port: u16, epoll: &Epoll) {
+    fn on_error(&mut self, call: &str, errno: Errno, port: u16, epoll: &LateSet) {
         let passes = errno.is_shortage();
         let then = if passes { "they wait" } else { "they are to come over the network" };
         log::limited!(

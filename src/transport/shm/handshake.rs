@@ -15,7 +15,7 @@ use super::{Inbound, Outbound, Shm, TOKEN_INBOUND, TOKEN_OUTBOUND};
 use crate::sys::bell::Bell;
 use crate::sys::close::close_elsewhere;
 use crate::sys::cma::Range;
-use crate::sys::event::Epoll;
+use crate::sys::late_set::LateSet;
 use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{Errno, clock, process, unix};
 use crate::telemetry::log;
@@ -395,7 +395,7 @@ pub(super) fn stays(pid: i32) -> u32 {
 }
 
 /// Reads the receiver's answer, if there is one. A connection that is no longer needed is closed.
-pub(super) fn read_answer(link: &mut Outbound, epoll: &Epoll) -> Answer {
+pub(super) fn read_answer(link: &mut Outbound, epoll: &LateSet) -> Answer {
     let mut bytes = [0; hello::LEN];
     let Some(socket) = &link.socket else { return Answer::None };
     match unix::receive(socket.as_fd(), &mut bytes) {

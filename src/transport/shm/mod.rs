@@ -39,8 +39,8 @@ use super::{
 use crate::memory::Segment;
 use crate::sys::bell::Bell;
 use crate::sys::cancel::Shield;
-use crate::sys::event::{Epoll, LateTimer};
 use crate::sys::gate::Gate;
+use crate::sys::late_set::{LateSet, LateTimer};
 use crate::sys::order::fence;
 use crate::sys::{Errno, clock, process, unix, user};
 use crate::telemetry::log;
@@ -170,7 +170,7 @@ pub(crate) struct Shm {
     nonce: u64,
     settings: Settings,
     door: Door,
-    epoll: Arc<Epoll>,
+    epoll: Arc<LateSet>,
     /// `None`: the endpoint takes no links.
     bell: Option<Arc<Bell>>,
     reaching: Reaching,
@@ -195,7 +195,7 @@ impl Shm {
         host: LocalHost,
         cma: CmaPolicy,
         bell: Option<Arc<Bell>>,
-        epoll: Arc<Epoll>,
+        epoll: Arc<LateSet>,
     ) -> Result<Self, Errno> {
         let open = bell.is_some();
         let timer = open.then(|| LateTimer::of(epoll.clone(), ELSEWHERE));
@@ -228,9 +228,9 @@ impl Shm {
     }
 
     /// A doorbell that wakes threads that sleep in `epoll`. Errors: those of [`Bell::new`]; ENOMEM, ENOSPC.
-    fn doorbell(epoll: &Epoll) -> Result<Arc<Bell>, Errno> {
+    fn doorbell(epoll: &LateSet) -> Result<Arc<Bell>, Errno> {
         let bell = Bell::new()?;
-        epoll.add(bell.fd(), TOKEN_BELL)?;
+        epoll.add_lasting(bell.fd(), TOKEN_BELL)?;
         Ok(Arc::new(bell))
     }
 
@@ -279,7 +279,7 @@ impl Shm {
     ) -> (usize, usize) {
         self.door.more = false;
         let mut tokens = [0; READY];
-        let ready = self.epoll.wait(&mut tokens, 0).unwrap_or(0);
+        let ready = self.epoll.ready(&mut tokens);
         let mut n = 0;
         for &token in tokens.iter().take(ready) {
             let id = token as u32;

@@ -7,7 +7,8 @@
 //! has ended, and anybody may bind the name after it.
 
 use crate::sys::clock;
-use crate::sys::event::{Epoll, LateTimer, wait_readable};
+use crate::sys::event::wait_readable;
+use crate::sys::late_set::{LateSet, LateTimer};
 use crate::sys::watched::{self, Identity};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -72,7 +73,7 @@ impl Watches {
 
     /// Watches process `pid`, unless it is already watched, or is not visible here. Its end makes `token` ready in
     /// `epoll`, while the processes are few.
-    pub(super) fn add(&mut self, pid: i32, token: u64, epoll: &Epoll) {
+    pub(super) fn add(&mut self, pid: i32, token: u64, epoll: &LateSet) {
         let Err(at) = self.place(pid) else { return };
         if pid <= 0 {
             return;
@@ -89,7 +90,7 @@ impl Watches {
     }
 
     /// Stops watching process `pid`.
-    pub(super) fn remove(&mut self, pid: i32, epoll: &Epoll) {
+    pub(super) fn remove(&mut self, pid: i32, epoll: &LateSet) {
         if let Ok(at) = self.place(pid) {
             if let Some(fd) = self.list.remove(at).fd {
                 epoll.remove(fd.as_fd());
@@ -119,7 +120,7 @@ impl Watches {
 
     /// For tests: as if all watched processes had ended and their ids belonged to others now.
     #[cfg(test)]
-    pub(super) fn replace_all(&mut self, epoll: &Epoll) {
+    pub(super) fn replace_all(&mut self, epoll: &LateSet) {
         for watch in &mut self.list {
             watch.process = watch.process.earlier();
             if let Some(fd) = watch.fd.take() {
@@ -155,7 +156,7 @@ mod tests {
 
     #[test]
     fn the_timer_is_armed_while_there_are_links() {
-        let timer = LateTimer::of(std::sync::Arc::new(Epoll::new().unwrap()), 0);
+        let timer = LateTimer::of(std::sync::Arc::new(LateSet::new().unwrap()), 0);
         let mut watches = Watches::new(Some(timer));
         assert!(watches.wake_for_checks(false));
         assert_eq!(watches.wakes_at(), 0);

@@ -1,7 +1,7 @@
 //! A descriptor that an epoll set watches for as long as it is open.
 
 use crate::sys::Errno;
-use crate::sys::event::Epoll;
+use crate::sys::late_set::LateSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(super) const STRANGER: u64 = 3 << 32;
 #[derive(Debug)]
 pub(super) struct Member {
     fd: OwnedFd,
-    set: Arc<Epoll>,
+    set: Arc<LateSet>,
     token: u64,
     /// It is in the set; it is also watched for writing.
     present: bool,
@@ -28,8 +28,14 @@ pub(super) struct Member {
 
 impl Member {
     /// Watches `fd`. Errors: ENOMEM, ENOSPC.
-    pub(super) fn new(fd: OwnedFd, set: &Arc<Epoll>, token: u64) -> Result<Self, Errno> {
+    pub(super) fn new(fd: OwnedFd, set: &Arc<LateSet>, token: u64) -> Result<Self, Errno> {
         set.add(fd.as_fd(), token)?;
+        Ok(Self { fd, set: set.clone(), token, present: true, writable: false })
+    }
+
+    /// As [`Self::new`], for one that is there as long as the set.
+    pub(super) fn lasting(fd: OwnedFd, set: &Arc<LateSet>, token: u64) -> Result<Self, Errno> {
+        set.add_lasting(fd.as_fd(), token)?;
         Ok(Self { fd, set: set.clone(), token, present: true, writable: false })
     }
 
@@ -53,7 +59,7 @@ impl Member {
     /// Adds it to the set, or removes it for now.
     pub(super) fn watch(&mut self, on: bool) {
         if on && !self.present {
-            self.present = self.set.add(self.fd.as_fd(), self.token).is_ok();
+            self.present = self.set.add_lasting(self.fd.as_fd(), self.token).is_ok();
         } else if !on && self.present {
             self.set.remove(self.fd.as_fd());
             self.present = false;

@@ -22,7 +22,7 @@ use super::agreement::pause::Failures;
 use super::neighbours::{Neighbours, Standing};
 use super::reliable::Reliable;
 use crate::memory::SegmentList;
-use crate::sys::event::Epoll;
+use crate::sys::late_set::LateSet;
 use crate::sys::{Errno, tcp};
 use crate::telemetry::log;
 use crate::transport::{Address, PeerId, SendError, StreamEnd};
@@ -32,7 +32,6 @@ use outgoing::Outgoing;
 pub(super) use sink::StreamSink;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use strangers::Strangers;
 use wire::Greeting;
@@ -71,7 +70,7 @@ pub(crate) struct StreamCounts {
 #[derive(Debug)]
 pub(super) struct Streams {
     listener: Option<Member>,
-    epoll: Arc<Epoll>,
+    epoll: Arc<LateSet>,
     me: SocketAddr,
     neighbours: Arc<Neighbours>,
     /// Most outgoing streams.
@@ -104,9 +103,9 @@ impl Streams {
         limit: usize,
         neighbours: Arc<Neighbours>,
     ) -> Result<Self, Errno> {
-        let epoll = Arc::new(Epoll::new()?);
+        let epoll = Arc::new(LateSet::new()?);
         // Peers find it at the port that they know. If another process has that TCP port, they send datagrams.
-        let listener = tcp::listen(&bound).and_then(|fd| Member::new(fd, &epoll, LISTENER));
+        let listener = tcp::listen(&bound).and_then(|fd| Member::lasting(fd, &epoll, LISTENER));
         if let Err(errno) = &listener {
             log::info(format_args!("no streams come to {bound}: {errno}"));
         }
@@ -138,9 +137,9 @@ impl Streams {
         self.listener.is_some()
     }
 
-    /// Becomes readable when `poll` has something to do.
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.epoll.fd()
+    /// Makes `set` ready, under `token`, when `poll` has something to do. Errors: those of [`LateSet::nest`].
+    pub(super) fn watch(&self, set: &Arc<LateSet>, token: u64) -> Result<(), Errno> {
+        self.epoll.nest(set, token)
     }
 
     /// Counts of events since the endpoint was opened.
@@ -378,7 +377,7 @@ impl Streams {
     fn look(&mut self, now: u64, machine: &Reliable, sink: &mut impl StreamSink) -> usize {
         self.looked_at = now;
         let mut tokens = [0; 16];
-        let ready = self.epoll.wait(&mut tokens, 0).unwrap_or(0);
+        let ready = self.epoll.ready(&mut tokens);
         let mut n = 0;
         for token in tokens.iter().take(ready) {
             let index = *token & u64::from(u32::MAX);

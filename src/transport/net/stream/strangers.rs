@@ -4,7 +4,8 @@ use super::member::{Member, PATIENCE_MS, STRANGER};
 use super::wire::{GREETING_LEN, Greeting};
 use crate::memory::SegmentList;
 use crate::sys::Errno;
-use crate::sys::event::{Epoll, wait_readable};
+use crate::sys::event::wait_readable;
+use crate::sys::late_set::LateSet;
 use crate::sys::tcp::{self, Received};
 use crate::telemetry::log;
 use crate::transport::net::neighbours::{Neighbours, Standing};
@@ -47,7 +48,7 @@ impl Strangers {
     pub(super) fn accept(
         &mut self,
         listener: &Member,
-        epoll: &Arc<Epoll>,
+        epoll: &Arc<LateSet>,
         neighbours: &Neighbours,
         now: u64,
     ) -> Result<(), Errno> {

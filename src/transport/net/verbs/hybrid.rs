@@ -77,6 +77,8 @@ pub(super) struct PortInUse {
     /// The same for the bulk path, and how often it changed.
     pub(super) spot: Spot,
     pub(super) moves: u64,
+    /// It is in use, but has no UD queue pairs: only connections go through it.
+    pub(super) connects_only: bool,
     /// Becomes readable when any of the device's descriptors does.
     pub(super) watch: Epoll,
 }
@@ -125,7 +127,7 @@ impl SocketPace {
 /// The device's part of a link.
 #[derive(Debug)]
 pub(crate) struct Rdma {
-    /// `None`: it broke, and is not replaced yet.
+    /// `None`: it broke, and is not replaced yet; or the device has none.
     pub(super) link: Option<UdLink>,
     /// A pool in which packets of full size are made; `None`: there is no memory for it.
     pub(super) pool: Option<Arc<Pool>>,
@@ -189,9 +191,9 @@ impl HybridLink {
         self.rdma.as_ref().map_or(0, |rdma| rdma.port.moves)
     }
 
-    /// Packets to `to` go through the device now.
+    /// Packets to `to` go through the device now, or connections where one side's device has nothing else.
     pub(crate) fn goes_direct(&mut self, to: &Address) -> bool {
-        self.rdma.as_mut().is_some_and(|rdma| rdma.ways.open(to).is_some())
+        self.rdma.as_mut().is_some_and(|rdma| rdma.ways.open(to).is_some() || rdma.connects(to))
     }
 
     /// The descriptors that become readable when there is something to receive; a device's only after `sleep`.
@@ -343,11 +345,12 @@ impl Link for HybridLink {
 
     fn doubt(&mut self, to: &Address) {
         let Some(rdma) = &mut self.rdma else { return };
-        rdma.silence.expect(to, rdma.pace.now);
         if let (Some(link), Some(place)) = (&mut rdma.link, rdma.ways.place(to)) {
             link.renew(&place);
         }
-        if rdma.ways.doubt(to, process::random_u64()) && rdma.ways.doubted.is_power_of_two() {
+        let doubted = rdma.ways.doubt(to, process::random_u64());
+        rdma.expect(to);
+        if doubted && rdma.ways.doubted.is_power_of_two() {
             log::limited!(
                 "{to} does not answer through the RDMA device: data goes over UDP, which is slower, until it does ({} such so far). Check the link of both devices (ibv_devinfo) and the network between them",
                 rdma.ways.doubted
@@ -430,14 +433,15 @@ impl Rdma {
             device: Some(made.at.device.clone()),
             spot,
             moves: 0,
+            connects_only: false,
             watch: Epoll::new()?,
         };
         let recovery = Recovery::new(clock::now_ns());
         let required = settings.policy == RdmaPolicy::Require;
         let silence = Silence::new(if required { SILENT_REQUIRED_NS } else { SILENT_NS });
         let mut rdma = Self {
-            place: *made.link.place(),
-            link: Some(made.link),
+            place: made.at.place,
+            link: made.link,
             pool: None,
             ways: Ways::default(),
             silence,
@@ -464,19 +468,38 @@ impl Rdma {
     #[cold]
     fn introduce(&mut self, hello: &[u8]) -> Option<[u8; INTRODUCED_LEN]> {
         self.call();
-        if !is_greeting(hello) {
+        let uses_port = self.link.is_some() || self.port.connects_only;
+        if !uses_port || !is_greeting(hello) {
             return None;
         }
-        with_trailer(&self.own.key, hello, self.link.as_ref()?.place())
+        with_trailer(&self.own.key, hello, &self.place)
     }
 
     /// The peer at `address` says that its queue pair is at `place`.
     #[cold]
     pub(super) fn learn(&mut self, address: &Address, place: Place) {
         self.ways.learn(address, place, process::random_u64());
-        if self.ways.open(address).is_none() {
-            self.silence.expect(address, self.pace.now);
+        self.expect(address);
+    }
+
+    /// The peer at `address` has to answer path challenges, if both devices have datagrams and its path is not open.
+    fn expect(&mut self, address: &Address) {
+        let asked = self.link.is_some()
+            && self.ways.open(address).is_none()
+            && self.ways.place(address).is_some_and(|place| place.number != 0);
+        match asked {
+            true => self.silence.expect(address, self.pace.now),
+            false => self.silence.forget(address),
         }
+    }
+
+    /// Whether the devices of both sides connect, and one has no datagrams that would show it. Their agreement does.
+    #[cold]
+    fn connects(&mut self, to: &Address) -> bool {
+        let here = self.place;
+        let Some(there) = self.ways.place(to) else { return false };
+        let one = self.port.connects_only || self.link.is_some() && there.number == 0;
+        one && here.reaches(&there)
     }
 
     /// Whether a packet of `len` bytes goes to `to` through the device.

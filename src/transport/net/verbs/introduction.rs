@@ -31,7 +31,7 @@ pub(super) struct Place {
     pub(super) network: Network,
     /// Longest datagram that it takes, bytes.
     pub(super) mtu: u16,
-    /// Number of the queue pair; 0: there is none now.
+    /// Number of the queue pair; 0: there is none, now or ever.
     pub(super) number: u32,
     /// Addresses of its port: in the InfiniBand subnet, and global.
     pub(super) lid: u16,
@@ -39,6 +39,11 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// Whether `there` can be reached from here at all.
+    pub(super) fn reaches(&self, there: &Self) -> bool {
+        self.network.reaches(&self.gid, there.network, &there.gid)
+    }
+
     fn encode(&self) -> [u8; PLACE_LEN] {
         let mut bytes = [0; PLACE_LEN];
         put(&mut bytes, 0, &PLACE_MAGIC);

@@ -4,11 +4,8 @@ use super::aside::Aside;
 use super::handles::{HandleId, Handles};
 use super::introduction::Place;
 use crate::sys::packets::Pool;
-use crate::sys::verbs::{
-    Ah, AhSettings, Arrival, Gid, Marks, OpenDevice, Partition, UdCounts, UdPort, flow_label,
-};
+use crate::sys::verbs::{Ah, AhSettings, Arrival, Marks, UdCounts, UdPort, flow_label};
 use crate::sys::{Errno, clock};
-use crate::transport::net::network::Network;
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
@@ -97,11 +94,6 @@ impl UdLink {
         self.port.lend(pool);
     }
 
-    /// Its queue-pair address.
-    pub(super) fn place(&self) -> &Place {
-        &self.place
-    }
-
     /// Longest datagram, bytes.
     pub(super) fn datagram_max(&self) -> usize {
         usize::from(self.place.mtu)
@@ -136,12 +128,6 @@ impl UdLink {
         self.port.fd()
     }
 
-    /// Whether `there` can be reached from here at all.
-    pub(super) fn reaches(&self, there: &Place) -> bool {
-        let here = &self.place;
-        here.network.reaches(&here.gid, there.network, &there.gid)
-    }
-
     /// How a handle of the port of `there` is made.
     fn settings_of(&self, there: &Place) -> AhSettings {
         let routed = self.place.network.is_routed_to(there.network);
@@ -165,7 +151,9 @@ impl UdLink {
             return Ok(None);
         }
         let now = clock::now_ns();
-        if !self.reaches(there) || self.unreachable.get(&key).is_some_and(|until| now < *until) {
+        if !self.place.reaches(there)
+            || self.unreachable.get(&key).is_some_and(|until| now < *until)
+        {
             return Err(Errno(libc::EHOSTUNREACH));
         }
         let settings = self.settings_of(there);
@@ -269,33 +257,6 @@ impl UdLink {
     #[inline]
     pub(super) fn has_arrived(&mut self) -> bool {
         self.port.has_arrived()
-    }
-
-    /// Whether its port on `device` still has the same state and address. Error: what changed.
-    pub(super) fn fits(&self, device: &OpenDevice) -> Result<(), String> {
-        let number = self.port.settings().port;
-        let port = device.port(number).map_err(|errno| format!("its port: {errno}"))?;
-        if !port.active {
-            return Err("its port is down".to_owned());
-        }
-        if port.mtu < self.datagram_max() {
-            return Err(format!("its port carries {} bytes only", port.mtu));
-        }
-        if let Network::InfiniBand { pkey, .. } = self.place.network {
-            if port.lid != self.place.lid {
-                return Err(format!("its LID is {:#x} now", port.lid));
-            }
-            let same = Partition { index: self.port.settings().pkey_index, key: pkey };
-            if !device.partitions(&port).contains(&same) {
-                return Err(format!("its partition {} is another one", same.index));
-            }
-        }
-        let gids = device.gids(number).map_err(|errno| format!("its GIDs: {errno}"))?;
-        let same = |gid: &Gid| gid.index == self.gid_index && gid.raw == self.place.gid;
-        if self.place.network == Network::Roce && !gids.iter().any(same) {
-            return Err(format!("GID {} is another one", self.gid_index));
-        }
-        Ok(())
     }
 
     /// Breaks the queue pair.

@@ -136,28 +136,34 @@ fn reopen(
 
 /// A queue pair and its port.
 struct Made {
-    link: UdLink,
+    /// `None`: the device has no UD queue pairs.
+    link: Option<UdLink>,
     at: At,
 }
 
 fn make(found: Found) -> Made {
-    let Found { choice, device, port, marks } = found;
-    let place = place_of(&choice, &port);
+    let Found { choice, at, port } = found;
+    let Some(port) = port else {
+        log::info(format_args!(
+            "RDMA through {choice}: {}; it has no UD queue pairs, so only long messages and one-sided operations go there",
+            choice.reason
+        ));
+        return Made { link: None, at };
+    };
     let (sends, completions) = port.is_extended();
     let call = |newer, new, old| if newer { new } else { old };
     log::info(format_args!(
         "RDMA through {choice}: {}; queue pair {:#x}, datagrams of {} bytes ({} inline), {} slots to receive; {}, {}",
         choice.reason,
         port.number(),
-        place.mtu,
+        at.place.mtu,
         port.inline_max(),
         port.settings().receive_slots,
         call(sends, "ibv_wr_start", "ibv_post_send"),
         call(completions, "ibv_start_poll", "ibv_poll_cq"),
     ));
-    let link = UdLink::new(port, place, (choice.gid.index, marks), device.is_threads());
-    let (gid_index, pkey_index) = (choice.gid.index, choice.partition.index);
-    Made { link, at: At { device, port: choice.port, gid_index, pkey_index, marks, place } }
+    let link = UdLink::new(port, at.place, (at.gid_index, at.marks), at.device.is_threads());
+    Made { link: Some(link), at }
 }
 
 fn reasons(refused: &[String]) -> String {
@@ -190,7 +196,7 @@ fn find_at(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, Errno> {
     let me = Address(std::net::SocketAddr::new(ip, 0));
     let spread = Spread::new(0, false);
     let found = first_that_works(settings, &me, spread, 1, |_| (TRIED_SLOTS, TRIED_SLOTS))?;
-    let Some(Found { choice, device, .. }) = found else {
+    let Some(Found { choice, at: At { device, .. }, .. }) = found else {
         return without_device(settings).map(|()| None);
     };
     rv::check(settings.rv)?;
@@ -227,9 +233,9 @@ fn without_device(settings: &RdmaSettings) -> Result<(), Errno> {
 /// A device that works.
 struct Found {
     choice: Choice,
-    device: OpenDevice,
-    port: UdPort,
-    marks: Marks,
+    at: At,
+    /// `None`: it has no UD queue pairs.
+    port: Option<UdPort>,
 }
 
 /// How packets of `port` are marked.
@@ -301,27 +307,34 @@ fn search(
     let wish = Wish { nics: &settings.nics, pkey: settings.pkey, ip: me.0.ip(), own: &own, spread };
     let (choices, unfit) = choose(&list, &wish);
     refused.extend(unfit);
-    let mut failed = None;
+    let (mut failed, mut connecting) = (None, None);
     for choice in choices {
         let device = devices.iter().find(|(device, _)| device.name() == choice.device);
         let Some((device, _)) = device else { continue };
-        let marks = marks_of(settings, device, &choice.port);
-        match open_at(device, &choice, qkey, slots(&choice.port), marks) {
+        let mut at = at_of(&choice, device, marks_of(settings, device, &choice.port));
+        let (cause, why) = match open_at(&at, &choice, qkey, slots(&choice.port)) {
             Ok(port) => {
-                return (Some(Found { choice, device: device.clone(), port, marks }), refused);
+                at.place.number = port.number();
+                return (Some(Found { choice, at, port: Some(port) }), refused);
             }
-            Err(errno) => {
-                let why = match errno.0 {
-                    // Errors of ibv_create_qp(3) for a kind that the driver does not have.
-                    libc::EINVAL | libc::EOPNOTSUPP => {
-                        format!("{errno}: it may have no UD queue pairs")
+            Err(errno) if has_no_kind(errno) && connecting.is_none() => {
+                match rc::connects(&at, settings) {
+                    Ok(()) => {
+                        connecting = Some(Found { choice, at, port: None });
+                        continue;
                     }
-                    _ => registrar::reason(errno, process::locked_memory_limit()),
-                };
-                failed.get_or_insert_with(|| (errno.0, format!("{choice} ({why})")));
-                refused.push(format!("{choice} does not work: {why}"));
+                    Err(other) => {
+                        (errno, format!("no UD queue pairs ({errno}), and no RC ones ({other})"))
+                    }
+                }
             }
-        }
+            Err(errno) => (errno, registrar::reason(errno, process::locked_memory_limit())),
+        };
+        failed.get_or_insert_with(|| (cause.0, format!("{choice} ({why})")));
+        refused.push(format!("{choice} does not work: {why}"));
+    }
+    if connecting.is_some() {
+        return (connecting, refused);
     }
     if let Some((cause, what)) = failed {
         log::limited!(
@@ -330,6 +343,11 @@ fn search(
         );
     }
     (None, refused)
+}
+
+/// Whether `errno` is that of ibv_create_qp(3) for a kind that the driver does not have.
+fn has_no_kind(errno: Errno) -> bool {
+    matches!(errno.0, libc::EINVAL | libc::EOPNOTSUPP)
 }
 
 /// All ports of all devices that `nics` names (empty: any), opened, and the reasons why others are missing.
@@ -380,17 +398,16 @@ fn candidates(nics: &[NicName]) -> (Vec<(OpenDevice, Candidate)>, Vec<String>) {
 
 /// Opens a queue pair there, and tests an address handle for its own address, as for a peer's.
 fn open_at(
-    device: &OpenDevice,
+    at: &At,
     choice: &Choice,
     qkey: u32,
     (send_slots, receive_slots): (u32, u32),
-    marks: Marks,
 ) -> Result<UdPort, Errno> {
     let gid = choice.gid;
     let roce = gid.kind == GidKind::RoceV2;
     let v4 = Ipv6Addr::from(gid.raw).to_ipv4_mapped().is_some();
     let port = UdPort::open(
-        device,
+        &at.device,
         UdSettings {
             port: choice.port.number,
             pkey_index: choice.partition.index,
@@ -406,13 +423,14 @@ fn open_at(
         port: choice.port.number,
         gid: (roce || choice.port.routed).then_some((gid.raw, gid.index)),
         lid: choice.port.lid,
-        marks,
+        marks: at.marks,
         flow_label: flow_label(port.number(), 0),
     })?;
     Ok(port)
 }
 
-fn place_of(choice: &Choice, port: &UdPort) -> Place {
+/// The port of `choice`, before it has a queue pair.
+fn at_of(choice: &Choice, device: &OpenDevice, marks: Marks) -> At {
     let network = match choice.port.link {
         LinkLayer::InfiniBand => {
             Network::InfiniBand { pkey: choice.partition.key, routed: choice.port.routed }
@@ -420,8 +438,9 @@ fn place_of(choice: &Choice, port: &UdPort) -> Place {
         LinkLayer::Ethernet => Network::Roce,
     };
     let mtu = u16::try_from(choice.port.mtu).unwrap_or(u16::MAX);
-    let (number, lid, gid) = (port.number(), choice.port.lid, choice.gid.raw);
-    Place { network, mtu, number, lid, gid }
+    let place = Place { network, mtu, number: 0, lid: choice.port.lid, gid: choice.gid.raw };
+    let (gid_index, pkey_index) = (choice.gid.index, choice.partition.index);
+    At { device: device.clone(), port: choice.port, gid_index, pkey_index, marks, place }
 }
 
 #[cfg(test)]

@@ -65,9 +65,9 @@ impl Rdma {
     /// `peer` has a device, and UDP hears it, but it answers no challenge.
     #[cold]
     fn report(&mut self, peer: &Address) {
-        let (Some(link), Some(place)) = (&self.link, self.ways.place(peer)) else { return };
+        let Some(place) = self.ways.place(peer).filter(|_| self.link.is_some()) else { return };
         self.counts.silent += 1;
-        let cause = if link.reaches(&place) {
+        let cause = if self.place.reaches(&place) {
             "path challenges get no answer: look at rails (FI_UDRV_NIC), VLANs, and filters of UDP port 4791"
         } else {
             "it is on another network, subnet or partition (FI_UDRV_NIC, FI_UDRV_PKEY)"
@@ -111,8 +111,8 @@ impl Rdma {
                 if matches!(event.about, About::PortUp(_)) {
                     self.upkeep.recovery.hint(now);
                 }
-                let changed = self.link.as_ref().and_then(|link| link.fits(device).err());
-                if let Some(what) = changed {
+                let at = self.at();
+                if let Some(what) = at.and_then(|at| at.fits().err()) {
                     self.give_up(&format!("{what} ({name})"), now);
                 }
             }
@@ -130,12 +130,15 @@ impl Rdma {
 
     /// Ends the queue pair: data goes over UDP.
     fn give_up(&mut self, why: &str, now: u64) {
-        let Some(link) = self.link.take() else { return };
+        if self.at().is_none() {
+            return;
+        }
         let name = self.port.device.as_ref().map_or("", |device| device.name());
         log::limited!("{}: {name} is left ({why}): data goes over UDP", self.own.me);
-        self.port.watch.remove(link.fd());
-        self.counts.datagrams = self.counts.datagrams.plus(link.counts());
-        drop(link);
+        if let Some(link) = self.link.take() {
+            self.port.watch.remove(link.fd());
+            self.counts.datagrams = self.counts.datagrams.plus(link.counts());
+        }
         self.place.number = 0;
         self.upkeep.recovery.broke(now);
         self.settle(None);
@@ -172,20 +175,26 @@ impl Rdma {
 
     /// Takes over a new queue pair.
     fn adopt(&mut self, mut made: Made) {
-        if let Some(pool) = &self.pool {
-            made.link.lend(pool.clone());
+        if let (Some(pool), Some(link)) = (&self.pool, &mut made.link) {
+            link.lend(pool.clone());
         }
         if let Some(old) = self.port.device.replace(made.at.device.clone()) {
             self.port.watch.remove(old.events());
         }
+        self.place = made.at.place;
         self.settle(Some(made.at));
-        self.place = *made.link.place();
-        self.link = Some(made.link);
+        self.link = made.link;
         self.watch_device();
+    }
+
+    /// The endpoint's port; `None`: its device is gone, or fails.
+    fn at(&self) -> Option<At> {
+        self.port.spot.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// From now on the endpoint's port is `at`, or none.
     pub(super) fn settle(&mut self, at: Option<At>) {
+        self.port.connects_only = at.as_ref().is_some_and(|at| at.place.number == 0);
         *self.port.spot.lock().unwrap_or_else(PoisonError::into_inner) = at;
         self.port.moves += 1;
     }

@@ -125,6 +125,12 @@ impl<H> Ways<H> {
             });
             return;
         };
+        if place.number == 0 {
+            // It has no datagrams now: there is nothing to validate.
+            (way.place, way.nonce, way.handle) = (place, nonce, None);
+            (way.state, way.next) = (State::Asked, None);
+            return;
+        }
         let known = Ask { to: way.place, nonce: way.nonce };
         let asks = match (way.state, way.place == place) {
             (State::Proven, true) if way.next.is_none() => return,
@@ -238,7 +244,7 @@ impl<H> Ways<H> {
     /// The next challenge to send.
     #[inline]
     pub(super) fn next_ask(&mut self) -> Option<Ask> {
-        self.asks.pop()
+        std::iter::from_fn(|| self.asks.pop()).find(|ask| ask.to.number != 0)
     }
 
     /// The peer with this queue-pair number: for the log only.
@@ -344,6 +350,21 @@ mod tests {
         ways.learn(&a, place(6), 2);
         assert_eq!(ways.answered(&a, &place(5), 1), None);
         assert_eq!(ways.answered(&a, &place(6), 2), Some(Opened::First));
+    }
+
+    #[test]
+    fn a_peer_without_datagrams_is_known_and_not_asked() {
+        let (mut ways, a) = (Ways::<()>::default(), address(1));
+        ways.learn(&a, place(0), 1);
+        ways.detour(&a);
+        ways.doubt(&a, 2);
+        assert_eq!((asks(&mut ways), ways.place(&a)), (vec![], Some(place(0))));
+        ways.learn(&a, place(5), 3);
+        assert_eq!(asks(&mut ways), [(5, 3)], "it has now");
+        ways.answered(&a, &place(5), 3);
+        ways.learn(&a, place(0), 4);
+        assert!(ways.open(&a).is_none(), "and no longer");
+        assert_eq!((asks(&mut ways), ways.place(&a)), (vec![], Some(place(0))));
     }
 
     #[test]

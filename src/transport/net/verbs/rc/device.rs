@@ -39,26 +39,9 @@ pub(crate) fn open(spot: &Spot, settings: &RdmaSettings) -> Result<Option<Box<dy
     let timeout = settings.qp_timeout;
     let opener = Box::new(move || {
         let at = spot.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let At { device, port, gid_index, pkey_index, marks, place } =
-            at.ok_or(Errno(libc::ENODEV))?;
-        let port = RcPort::open(
-            &device,
-            RcSettings {
-                port: port.number,
-                pkey_index,
-                gid: gid_index,
-                routed: place.network.is_routed_to(place.network),
-                mtu: port.mtu,
-                marks,
-                timeout,
-                receives: WINDOWS as u32,
-                sends: REQUESTS,
-                reads: READS,
-                serves: READS,
-                connections: limit,
-                shared: true,
-            },
-        )?;
+        let at = at.ok_or(Errno(libc::ENODEV))?;
+        let port = RcPort::open(&at.device, settings_of(&at, timeout, limit))?;
+        let At { device, place, .. } = at;
         let RcSettings { connections, receives, sends, shared, .. } = *port.settings();
         log::info(format_args!(
             "RC queue pairs on {}: {connections} connections at most, {sends} requests each, {receives} receives {}",
@@ -76,6 +59,33 @@ pub(crate) fn open(spot: &Spot, settings: &RdmaSettings) -> Result<Option<Box<dy
         Ok(Port { port, memory, place, offers })
     });
     Ok(Some(Box::new(Rc::new(opener, limit, stuck_ns(timeout))?)))
+}
+
+fn settings_of(at: &At, timeout: u8, connections: usize) -> RcSettings {
+    RcSettings {
+        port: at.port.number,
+        pkey_index: at.pkey_index,
+        gid: at.gid_index,
+        routed: at.place.network.is_routed_to(at.place.network),
+        mtu: at.port.mtu,
+        marks: at.marks,
+        timeout,
+        receives: WINDOWS as u32,
+        sends: REQUESTS,
+        reads: READS,
+        serves: READS,
+        connections,
+        shared: true,
+    }
+}
+
+/// Whether connections are wanted, and the port has them. Errors: the driver's.
+pub(crate) fn connects(at: &At, settings: &RdmaSettings) -> Result<(), Errno> {
+    if settings.rc_connections == 0 || !registrar::is_safe() {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    let mut port = RcPort::open(&at.device, settings_of(at, settings.qp_timeout, 1))?;
+    port.connection::<()>().map(drop)
 }
 
 /// After how long a request counts as stuck whose retransmission timeout is 4.096 µs × 2^`timeout`, nanoseconds: twice as

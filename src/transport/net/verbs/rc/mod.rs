@@ -12,7 +12,7 @@ mod staging;
 #[cfg(test)]
 mod tests;
 
-pub(super) use device::open;
+pub(super) use device::{connects, open};
 
 use super::super::agreement::message::{Control, End, Message, Way};
 use super::super::agreement::pause::{Failures, PAUSE_NS};
