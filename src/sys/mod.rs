@@ -29,6 +29,7 @@ pub(crate) mod output;
 pub(crate) mod packets;
 pub(crate) mod private_file;
 pub(crate) mod process;
+pub(crate) mod quota;
 pub(crate) mod reserve;
 pub(crate) mod rv;
 pub(crate) mod shared_memory;

@@ -1,6 +1,7 @@
 //! Whether the processes that communicate with this endpoint outnumber the processors that they share.
 
 use crate::sys::process::{self, Processors};
+use crate::sys::quota::Quota;
 
 #[derive(Debug)]
 pub(super) struct Crowd {
@@ -12,13 +13,18 @@ pub(super) struct Crowd {
     bound: Option<Processors>,
     /// Other processes with a link to this endpoint that may use one of these processors.
     others: usize,
+    /// The limit of this process's control group, and how many of the others it is for; `None`: there is none.
+    quota: Option<(Quota, usize)>,
+    /// Processes may have left since they were counted.
+    pub(super) stale: bool,
 }
 
 impl Crowd {
     pub(super) fn new() -> Self {
-        let mut crowd =
-            Self { machine: process::machine().1, processors: 0, bound: None, others: 0 };
-        crowd.processors = crowd.machine;
+        let machine = process::machine().1;
+        let quota = Quota::here().map(|quota| (quota, 0));
+        let (processors, bound) = (machine, None);
+        let mut crowd = Self { machine, processors, bound, others: 0, quota, stale: false };
         crowd.look_again();
         crowd
     }
@@ -31,7 +37,7 @@ impl Crowd {
             self.processors = now.as_ref().map_or(self.machine, Processors::count);
             self.bound = now;
         }
-        again || self.bound.is_some()
+        again || self.bound.is_some() || self.stale
     }
 
     /// Counts the other processes among `pids` that may use a processor of this one.
@@ -42,6 +48,10 @@ impl Crowd {
         let me = process::pid();
         processes.retain(|pid| *pid != me && self.meets(*pid));
         self.others = processes.len();
+        if let Some((quota, sharing)) = &mut self.quota {
+            *sharing = processes.iter().filter(|pid| quota.holds(**pid)).count();
+        }
+        self.stale = false;
     }
 
     /// Whether a process may use a processor of this one.
@@ -56,6 +66,51 @@ impl Crowd {
     /// endpoint may have a thread that polls it.
     #[inline]
     pub(super) fn is_there(&self, endpoints: usize) -> bool {
-        self.others.saturating_add(endpoints) > self.processors
+        let exceed = |others: usize, most| others.saturating_add(endpoints) > most;
+        exceed(self.others, self.processors)
+            || self.quota.as_ref().is_some_and(|(quota, others)| exceed(*others, quota.processors))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+
+    fn child() -> Child {
+        Command::new("sleep").arg("60").spawn().unwrap()
+    }
+
+    #[test]
+    fn the_limit_of_a_control_group_counts_for_its_processes() {
+        let mut children = [(); 3].map(|()| child());
+        let pids = || children.iter().map(|child| child.id() as i32);
+        let mut crowd = Crowd::new();
+        (crowd.bound, crowd.processors, crowd.quota) = (None, 64, Some((Quota::of_here(4), 0)));
+        crowd.count(pids());
+        assert!(!crowd.is_there(1) && crowd.is_there(2));
+        crowd.count(pids().take(2));
+        assert!(!crowd.is_there(2));
+        // Of another group, which has a limit of its own.
+        crowd.quota = Some((Quota::of_elsewhere(1), 0));
+        crowd.count(pids());
+        assert!(!crowd.is_there(1));
+        for child in &mut children {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    #[test]
+    fn processes_are_counted_again_once_some_may_have_left() {
+        let mut crowd = Crowd::new();
+        (crowd.bound, crowd.stale) =
+            (Processors::of(0).filter(|set| set.count() < crowd.machine), false);
+        let bound = crowd.bound.is_some();
+        assert_eq!(crowd.look_again(), bound);
+        crowd.stale = true;
+        assert!(crowd.look_again());
+        crowd.count(std::iter::empty());
+        assert_eq!(crowd.look_again(), bound);
     }
 }

@@ -213,7 +213,7 @@ impl Shm {
         ended: &mut Ended,
         handler: &mut impl Handler,
     ) {
-        self.count_processes();
+        self.crowd.stale = true;
         if let Some(socket) = &link.socket {
             self.epoll.remove(socket.as_fd());
         }

@@ -91,7 +91,7 @@ impl Shm {
             *slot = Some(Box::new(link));
         }
         self.share_places(peer);
-        self.count_processes();
+        self.count_one_more(peer);
         self.watch(credentials.pid);
         Ok(Contact::Linked)
     }
@@ -236,7 +236,7 @@ impl Shm {
             self.watches.wake_for_checks(true);
         }
         self.share_places(peer);
-        self.count_processes();
+        self.count_one_more(peer);
         self.watch(pid);
     }
 

@@ -186,7 +186,7 @@ impl Shm {
             messages.push_back(Message { header: header.to_vec(), payload: payload.to_vec() });
         }) {}
         self.unwatch(link.pid);
-        self.count_processes();
+        self.crowd.stale = true;
         self.returned.push(Returned { peer, pid: link.pid, errno, messages });
         self.due.urgent = true;
     }

@@ -38,9 +38,20 @@ impl Shm {
         self.inbound.iter_mut().find(|link| link.peer == peer)
     }
 
+    /// There is a link more with `peer`. Where the processes are too many already, one more makes no difference: so the
+    /// links of a large job are made without counting all of them for each.
+    pub(super) fn count_one_more(&mut self, peer: PeerId) {
+        if !self.crowd.is_there(1) {
+            return self.count_processes();
+        }
+        if let Some(link) = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut) {
+            link.producer.set_lap(CROWDED_LAP);
+        }
+    }
+
     /// Counts the peers' processes that may use the same processors as this one. If there are more of them than
     /// processors, two ends cannot copy at the same time: the least work is the fastest then.
-    pub(super) fn count_processes(&mut self) {
+    fn count_processes(&mut self) {
         self.crowd.count(self.inbound.iter().map(|link| link.pid));
         let lap = if self.crowd.is_there(1) { CROWDED_LAP } else { LAVISH.bulk };
         for link in self.outbound.iter_mut().flatten() {
