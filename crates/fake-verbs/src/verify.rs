@@ -8,7 +8,8 @@
 //! 3. to write into a posted receive buffer;
 //! 4. to use an object after its destruction, or to destroy one that others need;
 //! 5. to overrun a completion queue, or a queue pair's own queues by more than the driver refuses;
-//! 6. to use another process's memory under a key that does not allow it.
+//! 6. to use another process's memory under a key that does not allow it;
+//! 7. to relax the order on the bus for memory that peers read: a read would not show that earlier writes are there.
 
 #[cfg(not(test))]
 use std::io::Write;

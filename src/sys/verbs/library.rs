@@ -115,6 +115,9 @@ table! {
     fork_init = c"ibv_fork_init" c"IBVERBS_1.1" () -> c_int;
     // rdma-core 24 and later.
     qp_to_qp_ex = c"ibv_qp_to_qp_ex" c"IBVERBS_1.6" (*mut ibv_qp) -> *mut ibv_qp_ex;
+    // rdma-core 28 and later.
+    reg_mr_iova2 = c"ibv_reg_mr_iova2" c"IBVERBS_1.8"
+        (*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
     // rdma-core 32 and later.
     query_gids = c"_ibv_query_gid_table" c"IBVERBS_1.11"
         (*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize;

@@ -31,7 +31,7 @@ pub(crate) use fork::{copies_at_fork, fork_hazard};
 pub(crate) use library::{present, shows};
 pub(crate) use marks::{Marks, flow_label};
 pub(in crate::sys) use memory::Mapping;
-pub(crate) use mr::{Permission, Registrar, Registration};
+pub(crate) use mr::{Permission, Registrar, Registration, prefers_any_order};
 pub(crate) use port::{Gid, GidKind, LinkLayer, Partition, Port};
 pub(crate) use qp::{Ah, AhSettings};
 pub(crate) use rc::{RcEvent, RcPort};

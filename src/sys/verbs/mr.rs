@@ -4,10 +4,12 @@ use super::device::Pd;
 use super::owned::Owned;
 use crate::sys::errno::{Errno, Result};
 use rdma_core_sys::{
-    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_mr,
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_REMOTE_READ,
+    IBV_ACCESS_REMOTE_WRITE, ibv_access_flags, ibv_mr,
 };
+use std::io::Read;
 use std::ptr::with_exposed_provenance_mut;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// What a device may do with memory; each of the first three includes those before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,7 +28,8 @@ pub(crate) enum Permission {
 /// Registers memory with a protection domain.
 #[derive(Clone, Debug)]
 pub(crate) struct Registrar {
-    pub(super) pd: Arc<Pd>,
+    pd: Arc<Pd>,
+    relaxed: bool,
 }
 
 /// A registration; it ends when this is dropped, in the process that made it.
@@ -36,7 +39,37 @@ pub(crate) struct Registration {
     _pd: Arc<Pd>,
 }
 
+impl Permission {
+    /// `relaxed`: the device may place the bytes in any order on its bus (PCI Express, relaxed ordering). A completion
+    /// comes behind them all the same. Never where peers read: flush reads (PROTOCOL.md §7.16, rule 2) rely on the order
+    /// of the device's own requests.
+    fn access(self, relaxed: bool) -> ibv_access_flags {
+        let any_order = if relaxed { IBV_ACCESS_RELAXED_ORDERING } else { 0 };
+        // Remote write access requires local write access (ibv_reg_mr.3).
+        let write = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+        match self {
+            Self::Read => any_order,
+            Self::Write => any_order | IBV_ACCESS_LOCAL_WRITE,
+            Self::RemoteWrite => any_order | write,
+            Self::Exposed { reads, writes } => {
+                let read = if reads { IBV_ACCESS_REMOTE_READ } else { 0 };
+                read | if writes { write } else { 0 }
+            }
+        }
+    }
+}
+
 impl Registrar {
+    pub(super) fn new(pd: &Arc<Pd>) -> Self {
+        Self { pd: pd.clone(), relaxed: false }
+    }
+
+    /// The same, for memory whose bytes may be placed in any order before the completion, if `relaxed`. Older libraries
+    /// and devices ignore that.
+    pub(crate) fn in_any_order(self, relaxed: bool) -> Self {
+        Self { relaxed, ..self }
+    }
+
     /// Registers `len` bytes at `addr`: the pages are pinned for the device. Registering alone moves no
     /// byte; code that gives the remote key out is responsible for the consequences. Errors: ENOMEM, also if
     /// RLIMIT_MEMLOCK is exhausted; EFAULT if there is no memory, or none with this permission; the
@@ -47,26 +80,19 @@ impl Registrar {
         len: usize,
         permission: Permission,
     ) -> Result<Registration> {
-        let access = match permission {
-            Permission::Read => 0,
-            Permission::Write => IBV_ACCESS_LOCAL_WRITE,
-            Permission::RemoteWrite => IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
-            Permission::Exposed { reads, writes } => {
-                let read = if reads { IBV_ACCESS_REMOTE_READ } else { 0 };
-                // Remote write access requires local write access (ibv_reg_mr.3).
-                let write = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-                read | if writes { write } else { 0 }
-            }
-        };
-        // Never IBV_ACCESS_RELAXED_ORDERING: flush reads (PROTOCOL.md §7.16, rule 2) rely on the order of a
-        // device's own requests on its bus.
         if addr.checked_add(len).is_none() {
             return Err(Errno(libc::EFAULT));
         }
         let (verbs, at) = (self.pd.context.verbs, with_exposed_provenance_mut(addr));
+        // ibv_reg_mr takes no optional access: kernels before 5.7 refuse it, and only the newer function leaves it out then.
+        let newer = verbs.reg_mr_iova2.filter(|_| self.relaxed);
+        let access = permission.access(newer.is_some());
         // SAFETY: a live domain, which the registration holds. The kernel checks the addresses.
         let mr = unsafe {
-            let raw = (verbs.reg_mr)(self.pd.as_ptr(), at, len, access as i32);
+            let raw = match newer {
+                Some(register) => register(self.pd.as_ptr(), at, len, addr as u64, access),
+                None => (verbs.reg_mr)(self.pd.as_ptr(), at, len, access as i32),
+            };
             Owned::new(raw, verbs.dereg_mr)
         }?;
         Ok(Registration { mr, _pd: self.pd.clone() })
@@ -86,5 +112,47 @@ impl Registration {
     pub(crate) fn rkey(&self) -> u32 {
         // SAFETY: a live region; the member does not change.
         unsafe { (*self.mr.as_ptr()).rkey }
+    }
+}
+
+/// Whether devices reach their speed on this host only where the order on the bus is relaxed: AMD's processors, as UCX
+/// (ucs_cpu_prefer_relaxed_order) and NCCL find.
+pub(crate) fn prefers_any_order() -> bool {
+    static PREFERS: OnceLock<bool> = OnceLock::new();
+    *PREFERS.get_or_init(|| {
+        let mut first = Vec::new();
+        let file = std::fs::File::open("/proc/cpuinfo");
+        let read = file.and_then(|file| file.take(4096).read_to_end(&mut first));
+        read.is_ok() && is_of_amd(&String::from_utf8_lossy(&first))
+    })
+}
+
+fn is_of_amd(cpuinfo: &str) -> bool {
+    let vendor = cpuinfo.lines().find(|line| line.starts_with("vendor_id"));
+    vendor.is_some_and(|line| line.ends_with("AuthenticAMD") || line.ends_with("HygonGenuine"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_is_never_relaxed_where_peers_read() {
+        for permission in [Permission::Read, Permission::Write, Permission::RemoteWrite] {
+            let (strict, relaxed) = (permission.access(false), permission.access(true));
+            assert_eq!(relaxed, strict | IBV_ACCESS_RELAXED_ORDERING, "{permission:?}");
+            assert_eq!(strict & IBV_ACCESS_RELAXED_ORDERING, 0);
+        }
+        for (reads, writes) in [(true, false), (true, true), (false, true)] {
+            let exposed = Permission::Exposed { reads, writes };
+            assert_eq!(exposed.access(true), exposed.access(false));
+        }
+    }
+
+    #[test]
+    fn processors_by_their_vendor() {
+        let text = |vendor| format!("processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: 25\n");
+        assert!(is_of_amd(&text("AuthenticAMD")) && is_of_amd(&text("HygonGenuine")));
+        assert!(!is_of_amd(&text("GenuineIntel")) && !is_of_amd("processor\t: 0\n"));
     }
 }

@@ -147,7 +147,7 @@ impl RcPort {
 
     /// Registers memory for the connections of this port.
     pub(crate) fn registrar(&self) -> Registrar {
-        Registrar { pd: self.queues.pd.clone() }
+        Registrar::new(&self.queues.pd)
     }
 
     /// The descriptor that becomes readable at an event after `sleep`.

@@ -194,7 +194,7 @@ impl UdPort {
     /// From now on packets of `pool` are sent directly from it. Before a buffer of the pool is reused, its owner has to
     /// ask the pool whether the device has read it.
     pub(crate) fn lend(&mut self, pool: Arc<Pool>) {
-        self.lent = Some(Lent::new(pool, Registrar { pd: self.pd.clone() }));
+        self.lent = Some(Lent::new(pool, Registrar::new(&self.pd)));
     }
 
     /// Number of the queue pair.

@@ -4,7 +4,8 @@ use crate::counters::{Counter, count};
 use crate::sys;
 use crate::verify::{checksum, violation};
 use rdma_core_sys::{
-    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_access_flags,
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_REMOTE_READ,
+    IBV_ACCESS_REMOTE_WRITE, ibv_access_flags,
 };
 use std::collections::HashMap;
 
@@ -66,6 +67,9 @@ impl Regions {
         let remote_write = access & IBV_ACCESS_REMOTE_WRITE != 0;
         if remote_write && access & IBV_ACCESS_LOCAL_WRITE == 0 {
             return Err(libc::EINVAL);
+        }
+        if access & IBV_ACCESS_RELAXED_ORDERING != 0 && access & IBV_ACCESS_REMOTE_READ != 0 {
+            violation("memory that peers read is registered with relaxed ordering");
         }
         if limit > 0 && self.locked + len > limit {
             count(Counter::Refusals);

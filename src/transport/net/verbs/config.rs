@@ -70,6 +70,8 @@ pub(crate) struct RdmaSettings {
     pub(crate) traffic_class: Option<u8>,
     /// FI_UDRV_QP_TIMEOUT
     pub(crate) qp_timeout: u8,
+    /// FI_UDRV_RELAXED_ORDERING; `None`: where the processor needs it
+    pub(crate) any_order: Option<bool>,
     /// FI_UDRV_RC_CONNECTIONS
     pub(crate) rc_connections: usize,
     /// FI_UDRV_RDMA_READ
@@ -87,6 +89,7 @@ impl Default for RdmaSettings {
             service_level: 0,
             traffic_class: None,
             qp_timeout: 16,
+            any_order: None,
             rc_connections: 128,
             read: ReadPolicy::Auto,
             rv: RvPolicy::default(),
@@ -138,6 +141,11 @@ impl Group for RdmaSettings {
             help: "Retransmission timeout of connected queue pairs, 4.096 us times 2 to the power of this, 8 to 22; the device tries eight times (default: 16, which is 268 ms)",
         },
         Variable {
+            name: "RELAXED_ORDERING",
+            kind: Kind::Text,
+            help: "Whether devices may place the bytes of a long message in any order on PCI Express before they report it: on, off, or auto (on AMD's processors, where they are slow otherwise) (default: auto)",
+        },
+        Variable {
             name: "RC_CONNECTIONS",
             kind: Kind::Count,
             help: "Connected RDMA queue pairs that an endpoint has at most, for long messages, 0 to 65536; 0: they go as datagrams (default: 128)",
@@ -168,6 +176,14 @@ impl Group for RdmaSettings {
         set(&mut self.service_level, small("SL", 0..=15));
         set(&mut self.traffic_class, small("TRAFFIC_CLASS", 0..=255).map(Some));
         set(&mut self.qp_timeout, small("QP_TIMEOUT", 8..=22));
+        let orders = [
+            ("auto", None),
+            ("on", Some(true)),
+            ("1", Some(true)),
+            ("off", Some(false)),
+            ("0", Some(false)),
+        ];
+        set(&mut self.any_order, from.choice("RELAXED_ORDERING", "auto, on or off", &orders));
         set(&mut self.rc_connections, from.count("RC_CONNECTIONS", 0..=65536));
         let policies = [
             ("auto", ReadPolicy::Auto),

@@ -65,11 +65,12 @@ pub(super) fn tell_refused(errno: Errno) {
     );
 }
 
-/// The registration cache for `port`; `offers`: peers read some of the memory. Errors: ENOMEM.
+/// The registration cache for `port`. Peers read some of the memory (`offers`), and its bytes may be placed in any order
+/// before a completion (`any_order`). Errors: ENOMEM.
 pub(super) fn memory(
     port: &RcPort,
     settings: &CacheSettings,
-    offers: bool,
+    (offers, any_order): (bool, bool),
 ) -> Result<Memory, Errno> {
     let monitor = match settings.policy {
         CachePolicy::Userfaultfd => Monitor::shared(),
@@ -79,7 +80,7 @@ pub(super) fn memory(
     // One registration serves sends and receives from the same buffer.
     let generous = Access::WRITE.union(Access::REMOTE_WRITE);
     let generous = if offers { generous.union(Access::REMOTE_READ) } else { generous };
-    Cache::new(port.registrar(), monitor, limits, generous)
+    Cache::new(port.registrar().in_any_order(any_order), monitor, limits, generous)
 }
 
 /// How much is kept. A node is shared by as many processes as it has processors, and they need half of its memory for

@@ -7,6 +7,7 @@ use crate::memory::cache::{Access, Lease, Refusal, Vigil};
 use crate::sys::Errno;
 use crate::sys::verbs::{
     Permission, RcAddress, RcEvent, RcPort, RcQp, RcRequest, RcSettings, Registrar, Registration,
+    prefers_any_order,
 };
 use crate::telemetry::log;
 use crate::transport::net::agreement::message::End;
@@ -37,6 +38,7 @@ pub(crate) fn open(spot: &Spot, settings: &RdmaSettings) -> Result<Option<Box<dy
     }
     let (spot, cache, policy) = (spot.clone(), settings.cache, settings.read);
     let timeout = settings.qp_timeout;
+    let any_order = settings.any_order.unwrap_or_else(prefers_any_order);
     let opener = Box::new(move || {
         let at = spot.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let at = at.ok_or(Errno(libc::ENODEV))?;
@@ -44,9 +46,10 @@ pub(crate) fn open(spot: &Spot, settings: &RdmaSettings) -> Result<Option<Box<dy
         let At { device, place, .. } = at;
         let RcSettings { connections, receives, sends, shared, .. } = *port.settings();
         log::info(format_args!(
-            "RC queue pairs on {}: {connections} connections at most, {sends} requests each, {receives} receives {}",
+            "RC queue pairs on {}: {connections} connections at most, {sends} requests each, {receives} receives {}; order on the bus {}",
             device.name(),
             if shared { "for all" } else { "each" },
+            if any_order { "relaxed for messages" } else { "strict" },
         ));
         // Without kernel threads (older rxe), a request could hang forever when a link went down, and GET rendezvous
         // makes more requests.
@@ -55,7 +58,7 @@ pub(crate) fn open(spot: &Spot, settings: &RdmaSettings) -> Result<Option<Box<dy
             ReadPolicy::Always => (true, true),
             ReadPolicy::Off => (false, false),
         };
-        let memory = registrar::memory(&port, &cache, offers.0)?;
+        let memory = registrar::memory(&port, &cache, (offers.0, any_order))?;
         Ok(Port { port, memory, place, offers })
     });
     Ok(Some(Box::new(Rc::new(opener, limit, stuck_ns(timeout))?)))
