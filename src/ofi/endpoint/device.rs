@@ -8,7 +8,7 @@ use libfabric_sys::FI_HMEM;
 use std::ffi::c_void;
 
 impl EndpointFid {
-    /// Whether a buffer without a descriptor may be device memory.
+    /// Whether a buffer without a descriptor may be device memory. With FI_MR_HMEM it is not (fi_mr(3)).
     #[inline(always)]
     pub(super) fn detects(&self) -> bool {
         self.shared.domain.hmem == Hmem::Detects
@@ -27,30 +27,12 @@ pub(super) fn find(list: Result<SegmentList, i32>) -> Result<SegmentList, i32> {
     list?.located().map_err(|errno| errno.0)
 }
 
-/// One buffer with its descriptor. `None`: the processor may touch it. With FI_MR_HMEM all device memory has a
-/// descriptor (fi_mr(3)), so that host memory costs one comparison.
+/// One buffer, which is looked up. Errors: those of [`find`].
 ///
 /// # Safety
 /// As [`segment`].
-#[inline(always)]
-pub(super) unsafe fn one(
-    desc: *mut c_void,
-    detects: bool,
-    buf: *const c_void,
-    len: usize,
-) -> Option<Result<SegmentList, i32>> {
-    if desc.is_null() && !detects {
-        return None;
-    }
-    // SAFETY: the caller vouches.
-    unsafe { asked(buf, len) }
-}
-
-/// # Safety
-/// As [`segment`].
 #[inline(never)]
-unsafe fn asked(buf: *const c_void, len: usize) -> Option<Result<SegmentList, i32>> {
+pub(super) unsafe fn one(buf: *const c_void, len: usize) -> Result<SegmentList, i32> {
     // SAFETY: the caller vouches.
-    let list = find(unsafe { segment(buf, len) }.map(SegmentList::from));
-    list.as_ref().map_or(true, SegmentList::is_on_device).then_some(list)
+    find(unsafe { segment(buf, len) }.map(SegmentList::from))
 }

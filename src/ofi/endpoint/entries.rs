@@ -24,13 +24,6 @@ macro_rules! receives {
                     $receive($handle(ep), to, $of_message(m), m.addr, m.context, Flags::Call(flags))
                 }
             };
-            $any_one $one_text (
-                ep: *mut fid_ep, buf: *mut c_void, len: usize, desc: *mut c_void, from: fi_addr_t, $($tag: u64,)*
-                context: *mut c_void,
-            ) => match device::one(desc, $handle(ep).detects(), buf, len) {
-                None => $receive($handle(ep), segment(buf, len), $tagging, from, context, Flags::Default),
-                Some(to) => $receive($handle(ep), to, $tagging, from, context, Flags::Default),
-            };
             $any_list $list_text (
                 ep: *mut fid_ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, from: fi_addr_t,
                 $($tag: u64,)* context: *mut c_void,
@@ -43,7 +36,38 @@ macro_rules! receives {
                 }
             };
         }
+        device_entries! {
+            $any_one $one_text, desc, $handle(ep) => $one; (
+                ep: *mut fid_ep, buf: *mut c_void, len: usize, desc: *mut c_void, from: fi_addr_t, $($tag: u64,)*
+                context: *mut c_void,
+            ) => $receive($handle(ep), device::one(buf, len), $tagging, from, context, Flags::Default);
+        }
     };
+}
+
+/// As `entries!`, for data calls with one buffer that may be device memory. If it is not, the call goes on as the plain
+/// one, so that host memory costs one comparison.
+macro_rules! device_entries {
+    ($($name:ident $text:literal, $desc:expr, $handle:expr => $plain:path;
+        ($($argument:ident: $type:ty),* $(,)?) => $result:expr;)*
+    ) => {$(
+        unsafe extern "C" fn $name($($argument: $type),*) -> isize {
+            // Not part of this function, which needs no stack of its own.
+            #[inline(never)]
+            #[allow(unused_variables)]
+            unsafe extern "C" fn look($($argument: $type),*) -> isize {
+                // SAFETY: see `guard::entries`.
+                $crate::ofi::guard::data_entry($text, || unsafe { $result })
+            }
+            // SAFETY: the same call.
+            unsafe {
+                match $desc.is_null() && !$handle.detects() {
+                    true => $plain($($argument),*),
+                    false => look($($argument),*),
+                }
+            }
+        }
+    )*};
 }
 
 /// All forms of a send.
@@ -83,14 +107,17 @@ macro_rules! sends {
         /// pass it device memory, whatever the mode.
         mod any {
             use super::*;
-            entries! { data_entry -> isize;
-                send_one $one (
+            device_entries! {
+                send_one $one, desc, endpoint(ep) => super::send_one; (
                     ep: *mut fid_ep, buf: *const c_void, len: usize, desc: *mut c_void, to: fi_addr_t, $($tag: u64,)?
                     context: *mut c_void,
-                ) => match device::one(desc, endpoint(ep).detects(), buf, len) {
-                    None => send(endpoint(ep), segment(buf, len), $tagging, None, to, context, Flags::Default),
-                    Some(from) => send(endpoint(ep), from, $tagging, None, to, context, Flags::Default),
-                };
+                ) => send(endpoint(ep), device::one(buf, len), $tagging, None, to, context, Flags::Default);
+                senddata $data, desc, endpoint(ep) => super::senddata; (
+                    ep: *mut fid_ep, buf: *const c_void, len: usize, desc: *mut c_void, data: u64, to: fi_addr_t,
+                    $($tag: u64,)? context: *mut c_void,
+                ) => send(endpoint(ep), device::one(buf, len), $tagging, Some(data), to, context, Flags::Default);
+            }
+            entries! { data_entry -> isize;
                 sendv $list (
                     ep: *mut fid_ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, to: fi_addr_t,
                     $($tag: u64,)? context: *mut c_void,
@@ -104,23 +131,10 @@ macro_rules! sends {
                     }
                 };
                 inject $inject (ep: *mut fid_ep, buf: *const c_void, len: usize, to: fi_addr_t $(, $tag: u64)?)
-                    => match device::one(null_mut(), true, buf, len) {
-                    None => send(endpoint(ep), segment(buf, len), $tagging, None, to, null_mut(), Flags::Inject),
-                    Some(from) => send(endpoint(ep), from, $tagging, None, to, null_mut(), Flags::Inject),
-                };
-                senddata $data (
-                    ep: *mut fid_ep, buf: *const c_void, len: usize, desc: *mut c_void, data: u64, to: fi_addr_t,
-                    $($tag: u64,)? context: *mut c_void,
-                ) => match device::one(desc, endpoint(ep).detects(), buf, len) {
-                    None => send(endpoint(ep), segment(buf, len), $tagging, Some(data), to, context, Flags::Default),
-                    Some(from) => send(endpoint(ep), from, $tagging, Some(data), to, context, Flags::Default),
-                };
+                    => send(endpoint(ep), device::one(buf, len), $tagging, None, to, null_mut(), Flags::Inject);
                 injectdata $injectdata (
                     ep: *mut fid_ep, buf: *const c_void, len: usize, data: u64, to: fi_addr_t $(, $tag: u64)?
-                ) => match device::one(null_mut(), true, buf, len) {
-                    None => send(endpoint(ep), segment(buf, len), $tagging, Some(data), to, null_mut(), Flags::Inject),
-                    Some(from) => send(endpoint(ep), from, $tagging, Some(data), to, null_mut(), Flags::Inject),
-                };
+                ) => send(endpoint(ep), device::one(buf, len), $tagging, Some(data), to, null_mut(), Flags::Inject);
             }
             pub(super) const SENDS: Calls = send_calls!(Calls);
         }
@@ -172,4 +186,4 @@ macro_rules! tables {
     };
 }
 
-pub(super) use {receives, send_calls, sends, tables};
+pub(super) use {device_entries, receives, send_calls, sends, tables};

@@ -1,7 +1,7 @@
 //! `struct fi_ops_msg`.
 
 use super::device;
-use super::entries::{receives, send_calls, sends, tables};
+use super::entries::{device_entries, receives, send_calls, sends, tables};
 use super::state::endpoint;
 use super::transfer::{Flags, Tagging, receive, segment, send, vector};
 use crate::ofi::guard::entries;

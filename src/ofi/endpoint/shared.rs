@@ -6,7 +6,7 @@
 //! them, and are numbered by their arrival.
 
 use super::device;
-use super::entries::receives;
+use super::entries::{device_entries, receives};
 use super::none::{NO_ATOMIC, NO_COLLECTIVE};
 use super::state::{DEFAULT_MIN_MULTI_RECV, Endpoint, ReceiveState, SharedReceive, SharedTransmit};
 use super::transfer::{Flags, Special, Tagging, result, segment, vector};
