@@ -150,6 +150,11 @@ impl RcPort {
         Registrar::new(&self.queues.pd)
     }
 
+    /// Whether the library can ask for a relaxed order on the bus.
+    pub(crate) fn can_relax(&self) -> bool {
+        self.queues.pd.context.verbs.reg_mr_iova2.is_some()
+    }
+
     /// The descriptor that becomes readable at an event after `sleep`.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.channel.fd()

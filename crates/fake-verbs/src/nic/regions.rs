@@ -229,6 +229,17 @@ mod tests {
     }
 
     #[test]
+    #[should_panic(expected = "relaxed ordering")]
+    fn memory_that_peers_read_has_a_strict_order() {
+        let memory = vec![1u8; 4096];
+        let addr = memory.as_ptr().expose_provenance() as u64;
+        let mut regions = Regions::default();
+        let relaxed = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RELAXED_ORDERING;
+        assert!(regions.add(1, (addr, 4096), relaxed, 0).is_ok());
+        let _ = regions.add(1, (addr, 4096), relaxed | IBV_ACCESS_REMOTE_READ, 0);
+    }
+
+    #[test]
     fn bytes_go_into_the_segments_from_an_offset_on() {
         let mut memory = vec![0u8; 16];
         let addr = memory.as_mut_ptr().expose_provenance() as u64;

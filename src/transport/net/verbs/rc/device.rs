@@ -44,6 +44,7 @@ pub(crate) fn open(spot: &Spot, settings: &RdmaSettings) -> Result<Option<Box<dy
         let at = at.ok_or(Errno(libc::ENODEV))?;
         let port = RcPort::open(&at.device, settings_of(&at, timeout, limit))?;
         let At { device, place, .. } = at;
+        let any_order = any_order && port.can_relax();
         let RcSettings { connections, receives, sends, shared, .. } = *port.settings();
         log::info(format_args!(
             "RC queue pairs on {}: {connections} connections at most, {sends} requests each, {receives} receives {}; order on the bus {}",
