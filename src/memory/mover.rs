@@ -229,11 +229,14 @@ fn wait(mut is_done: impl FnMut() -> Result<bool, Failure>) -> Result<(), Failur
     Ok(())
 }
 
-/// An allocation of another process, open in this one until it is dropped.
+/// An allocation of another process, open in this one until it is dropped; or one of this process.
 #[derive(Debug)]
 pub(crate) struct Import {
     site: Site,
-    open: cuda::Import,
+    /// `None`: it is this process's own.
+    open: Option<cuda::Import>,
+    /// Where it begins in this process.
+    start: u64,
     len: u64,
     home: Home,
 }
@@ -243,15 +246,21 @@ impl Import {
     pub(crate) fn open(site: Site, handle: &IpcHandle, len: u64) -> Result<Self, Failure> {
         let (cuda, context) = at(site, |place| place.context)?;
         let open = cuda.import(context, handle)?;
-        Ok(Self { site, open, len, home: Home::here() })
+        let start = open.start();
+        Ok(Self { site, open: Some(open), start, len, home: Home::here() })
+    }
+
+    /// An allocation of this process: the driver opens no handle of one's own.
+    pub(crate) fn own(site: Site, start: u64, len: u64) -> Self {
+        Self { site, open: None, start, len, home: Home::here() }
     }
 }
 
 impl Drop for Import {
     fn drop(&mut self) {
-        if let Some(cuda) = Cuda::get().filter(|_| self.home.is_here()) {
+        if let (Some(cuda), Some(open), true) = (Cuda::get(), &self.open, self.home.is_here()) {
             // A driver that is shut down has closed it.
-            let _ = cuda.close(&self.open);
+            let _ = cuda.close(open);
         }
     }
 }
@@ -295,7 +304,7 @@ impl Transfer {
     ) -> Result<Self, Failure> {
         const OUTSIDE: Failure = Failure(1);
         offset.checked_add(len as u64).filter(|end| *end <= import.len).ok_or(OUTSIDE)?;
-        let there = (import.open.start() + offset) as usize;
+        let there = (import.start + offset) as usize;
         let (_, ordered) = at(import.site, |place| Arc::clone(&place.ordered))?;
         // SAFETY: the caller vouches for the local memory; the other is open, and the result keeps it so.
         let stream = unsafe {

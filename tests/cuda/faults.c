@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
 /*
- * faults [BYTES]: two processes exchange messages between all kinds of memory while calls of the driver fail (FAKE_CUDA_FAIL). Every
+ * faults [BYTES [threads]]: two processes, or threads of one, exchange messages between all kinds of memory while calls of the driver fail (FAKE_CUDA_FAIL). Every
  * operation ends, and the bytes of those that succeed are right. Prints how many ended with an error. The longest messages have
  * so many bytes, at most 3000000. It is linked with the double's libcuda.so.1.
  */
@@ -84,8 +84,8 @@ static ssize_t sent(struct side *side, void *buffer, size_t len, uint64_t tag, v
 /* One message in each direction. Returns how many of this side's operations ended with an error. */
 static int exchange(struct side *side, const struct memory *from, const struct memory *to, size_t len, uint32_t seed)
 {
-	static struct fi_context2 contexts[3];
-	static uint8_t bytes[MOST];
+	static __thread struct fi_context2 contexts[3];
+	static __thread uint8_t bytes[MOST];
 	uint64_t tag = seed * 2;
 	int errors = 0;
 	ssize_t rc, got;
@@ -149,5 +149,5 @@ int main(int argc, char **argv)
 	if (argc > 1)
 		lens[2] = (size_t)atoi(argv[1]);
 	CHECK(lens[2] <= MOST);
-	return run_story(all_kinds, false, 50) ? 0 : 1;
+	return run_story(all_kinds, argc > 2, 50) ? 0 : 1;
 }

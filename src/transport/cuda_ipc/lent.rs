@@ -2,11 +2,9 @@
 
 use super::permits::State;
 use super::published::Given;
+use crate::telemetry::log;
+use crate::transport::settling::settle;
 use crate::transport::{PeerId, RemoteKey};
-use std::time::{Duration, Instant};
-
-/// An access that takes longer is one of a device that has failed.
-const LONGEST: Duration = Duration::from_secs(20);
 
 /// Memory under one key.
 #[derive(Debug)]
@@ -71,9 +69,10 @@ impl Lendings {
     pub(super) fn end_all(&mut self, peer: Option<PeerId>) {
         let is = |lent: &Lent| peer.is_none_or(|peer| peer == lent.peer);
         self.0.iter_mut().filter(|lent| is(lent)).for_each(Lent::end);
-        let begun = Instant::now();
-        while self.0.iter().any(|lent| is(lent) && !lent.is_unused()) && begun.elapsed() < LONGEST {
-            std::thread::yield_now();
+        if !settle(|_| self.0.iter().all(|lent| !is(lent) || lent.is_unused())) {
+            log::warn(format_args!(
+                "a process of this node does not end its access to device memory, which may change that memory later"
+            ));
         }
         self.0.retain(|lent| !is(lent));
     }

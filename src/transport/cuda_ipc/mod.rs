@@ -195,14 +195,6 @@ impl CudaIpc {
         if self.peer(peer).is_none() {
             return Err(unreachable(libc::ESTALE));
         }
-        if pid == process::pid() {
-            // The driver opens no handle of one's own process.
-            log::info(format_args!(
-                "device memory of another endpoint of this process is copied through the host"
-            ));
-            self.peer_mut(peer).into_iter().for_each(|peer| peer.refusals = REFUSALS_MAX);
-            return Err(unreachable(libc::ESTALE));
-        }
         let stream = match (way, on_device) {
             (Way::Read, None) => Stream::None,
             _ => Stream::Of(site),
@@ -213,9 +205,8 @@ impl CudaIpc {
             return Err(SendError::Again);
         }
         let table = self.table(peer, pid).map_err(|refusal| self.refuse(peer, pid, refusal))?;
-        let name = (named.place, named.tag);
-        let opened = imports::of_process().get((name, &table), site, self.open_max);
-        let import = opened.map_err(|refusal| self.refuse(peer, pid, refusal))?;
+        let import = self.open((named.place, named.tag), &table, site);
+        let import = import.map_err(|refusal| self.refuse(peer, pid, refusal))?;
         let entered = match named.permit {
             Some(name) => {
                 Some(enter(table, name, stream, notify).ok_or(unreachable(libc::ESTALE))?)
@@ -229,6 +220,20 @@ impl CudaIpc {
             (way, token),
             entered,
         )
+    }
+
+    /// The allocation of a record.
+    fn open(
+        &self,
+        (place, tag): imports::Name,
+        table: &Foreign,
+        site: Site,
+    ) -> Result<Arc<Import>, Refusal> {
+        if place.pid() != process::pid() {
+            return imports::of_process().get(((place, tag), table), site, self.open_max);
+        }
+        let record = table.read(place, tag).map_err(Refusal::Record)?;
+        Ok(Arc::new(Import::own(site, record.start, record.len)))
     }
 
     /// Starts the copy of an access that may begin.
