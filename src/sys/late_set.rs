@@ -2,8 +2,7 @@
 //! waits for the set, or when it has members that come and go. Until then the few members that every endpoint has are
 //! looked at with poll(2). So a process with a thousand endpoints that only exist has no thousand sets.
 
-use super::cancel::Shield;
-use super::errno::{Errno, Result, check};
+use super::errno::{Errno, Result, check_len};
 use super::event::{Epoll, Timer};
 use super::process::Home;
 use crate::telemetry::log;
@@ -184,9 +183,19 @@ impl Lasting {
 fn look(lasting: &[Lasting], tokens: &mut [u64]) -> Result<usize> {
     let mut entries = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; FEW];
     entries.iter_mut().zip(lasting).for_each(|(entry, one)| entry.fd = one.fd);
-    let _shield = Shield::raise();
-    // SAFETY: as many valid entries; negative descriptors are ignored (poll(2)).
-    check(unsafe { libc::poll(entries.as_mut_ptr(), FEW as libc::nfds_t, 0) })?;
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // Not libc's poll, which is a cancellation point.
+    // SAFETY: as many valid entries, of which negative descriptors are ignored (poll(2)); no signal mask.
+    check_len(unsafe {
+        libc::syscall(
+            libc::SYS_ppoll,
+            entries.as_mut_ptr(),
+            FEW,
+            &raw const now,
+            std::ptr::null::<libc::sigset_t>(),
+            0_usize,
+        )
+    } as isize)?;
     let ready = entries.iter().zip(lasting).filter(|(entry, _)| entry.revents != 0);
     Ok(tokens.iter_mut().zip(ready).map(|(token, (_, one))| *token = one.token).count())
 }
