@@ -4,7 +4,7 @@
 #![allow(non_camel_case_types)] // C names
 #![allow(unreachable_pub)] // cbindgen takes what is public
 
-use super::endpoint::endpoint;
+use super::endpoint::{Endpoint, endpoint};
 use super::guard::{code, entry};
 use super::info;
 use libfabric_sys::{FI_EINVAL, FI_ENOSYS, FI_EOPBADSTATE, fi_addr_t, fid, fid_ep};
@@ -173,7 +173,7 @@ unsafe extern "C" fn counts(ep: *mut fid_ep, counts: *mut fi_udrv_counts, size: 
             return -FI_EINVAL;
         }
         // SAFETY: an open endpoint of ours.
-        code(unsafe { counts_of(ep) }.map(|ours| {
+        code(counts_of(unsafe { &endpoint(ep).shared }).map(|ours| {
             let common = size.min(size_of::<fi_udrv_counts>());
             let to = counts.cast::<u8>();
             // SAFETY: the application's structure has `size` bytes and `common` is at most that.
@@ -185,11 +185,8 @@ unsafe extern "C" fn counts(ep: *mut fid_ep, counts: *mut fi_udrv_counts, size: 
     })
 }
 
-/// # Safety
-/// `ep` is an open endpoint of ours.
-unsafe fn counts_of(ep: *mut fid_ep) -> Result<fi_udrv_counts, i32> {
-    // SAFETY: the caller vouches.
-    let ep = unsafe { &endpoint(ep).shared };
+/// Errors: EOPBADSTATE before `fi_enable`.
+pub(super) fn counts_of(ep: &Endpoint) -> Result<fi_udrv_counts, i32> {
     let guard = ep.domain.lock.lock();
     let counts = ep.engine(&guard).ok_or(FI_EOPBADSTATE)?.counts();
     Ok(fi_udrv_counts {

@@ -28,6 +28,7 @@ mod mr;
 mod ops;
 mod own;
 mod poll_set;
+mod profile;
 mod progress;
 pub(crate) mod provider;
 mod source;

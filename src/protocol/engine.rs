@@ -193,6 +193,11 @@ impl<I: Iface> Engine<I> {
         &self.iface
     }
 
+    /// Unexpected messages that are held now.
+    pub(crate) fn unexpected(&self) -> usize {
+        self.core.matching.unexpected.len()
+    }
+
     /// Event counts so far.
     pub(crate) fn counts(&self) -> Counts {
         self.core.counts

@@ -9,7 +9,6 @@ use super::none::{NO_ATOMIC, NO_COLLECTIVE};
 use super::state::{AllBindings, Bindings, Endpoint, EndpointFid, EndpointState, endpoint};
 use super::{atomic, cm, collective, msg, options, rma, tagged, transfer};
 use crate::ofi::domain::Domain;
-use crate::ofi::ext;
 use crate::ofi::guard::{code, entry, making_entry};
 use crate::ofi::info::{
     CONTEXT_SIZE, INJECT_SIZE, IOV_LIMIT, MSG_ORDER, RMA_IOV_LIMIT, RX_CAPS, TX_CAPS,
@@ -17,6 +16,7 @@ use crate::ofi::info::{
 use crate::ofi::keys::{DomainKey, auth_key};
 use crate::ofi::lock::{Locked, ReadMostly};
 use crate::ofi::own::{Object, own_behind_hooks};
+use crate::ofi::profile;
 use crate::ofi::table::{SLACK, Table, stubs};
 use crate::sys::process;
 use crate::telemetry::log;
@@ -44,7 +44,7 @@ static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
     close: Some(close),
     bind: Some(bind),
     control: Some(control),
-    ops_open: Some(ext::ops_open),
+    ops_open: Some(profile::ops_open),
     // SAFETY: fi_ops has six slots.
     ..unsafe { stubs::<fi_ops, 6>() }
 });
