@@ -220,12 +220,14 @@ fn wait(mut is_done: impl FnMut() -> Result<bool, Failure>) -> Result<(), Failur
     let begun = Instant::now();
     while !is_done()? {
         let longest = if DEAD.load(Ordering::Relaxed) { LONGEST / 20 } else { LONGEST };
-        if begun.elapsed() > longest {
+        // This process may have been stopped meanwhile.
+        if begun.elapsed() > longest && !is_done()? {
             DEAD.store(true, Ordering::Relaxed);
             return Err(TIMED_OUT);
         }
         std::thread::yield_now();
     }
+    DEAD.store(false, Ordering::Relaxed);
     Ok(())
 }
 
@@ -333,6 +335,11 @@ impl Transfer {
         }
     }
 
+    /// Waits for the end. False: the device has failed.
+    pub(crate) fn finish(&self) -> bool {
+        wait(|| self.has_ended()).is_ok()
+    }
+
     /// Waits for what a transfer that failed may still do.
     fn settle(&self) {
         let Some(cuda) = Cuda::get() else { return };
@@ -405,7 +412,7 @@ impl Drop for Transfer {
         if !self.import.home.is_here() {
             return;
         }
-        if wait(|| self.has_ended()).is_err() {
+        if !self.finish() {
             self.settle();
         }
         if let Stream::Own(lane) = &mut self.stream {

@@ -69,6 +69,12 @@ impl Processors {
         (set.count() > 0).then_some(set)
     }
 
+    /// A set that overlaps no other.
+    #[cfg(test)]
+    pub(crate) fn none() -> Self {
+        Self(Vec::new())
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }

@@ -97,6 +97,10 @@ impl Endpoint {
             log::limited!(cause: e.0, "cannot open an endpoint at {bind}: {e}");
             if e.0 == libc::EADDRINUSE { FI_EADDRINUSE } else { e.0 }
         })?;
+        if self.domain.thread().is_some() || self.bindings(guard).waits(guard) {
+            // Threads will wait for it: without a descriptor this fails now, and may be tried again.
+            router.wait_fd().map_err(|e| e.0)?;
+        }
         let address = router.address();
         let config = &config.endpoint;
         let limits = Limits {

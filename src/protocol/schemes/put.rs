@@ -26,7 +26,7 @@ const LOSSES_MAX: u8 = 3;
 /// device, other work waits for each chunk, and the kernel gives work of over 2 ms to its own threads.
 const PAGE: usize = 4096;
 const SHARE_MAX: usize = 128 * 1024;
-/// Most bytes of one read to memory of the host: a device may take the processor's time for that.
+/// Most bytes of one copy between memory of the host and of a device: a device may take the processor's time for that.
 const STEP: usize = 1 << 20;
 /// In one progress pass no further chunk is read after this many bytes.
 pub(in crate::protocol) const READ_BATCH: usize = 512 * 1024;
@@ -225,6 +225,7 @@ impl Receiver {
         // The sender's remote key is void when the connection that it was made for ends.
         self.offer = self.offer.filter(|key| lane.made(key) && iface.is_current(peer, key));
         let most = match self.offer {
+            None if by.reads => by.receive_max.min(STEP),
             Some(_) if !by.reads => share(message.want, by.receive_max.min(SHARE_MAX)),
             Some(_) if !message.target.segments.is_on_device() => by.receive_max.min(STEP),
             _ => by.receive_max,

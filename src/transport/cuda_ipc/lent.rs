@@ -5,6 +5,7 @@ use super::published::Given;
 use crate::telemetry::log;
 use crate::transport::settling::settle;
 use crate::transport::{PeerId, RemoteKey};
+use std::sync::{Mutex, PoisonError};
 
 /// Memory under one key.
 #[derive(Debug)]
@@ -18,9 +19,23 @@ struct Lent {
     ended: bool,
 }
 
-/// All of it.
+/// All of it, in the order in which it was lent.
 #[derive(Debug, Default)]
 pub(super) struct Lendings(Vec<Lent>);
+
+/// Permits of endpoints that have ended, or of peers that were given up, which a process has not left.
+static LEFT: Mutex<Vec<Given>> = Mutex::new(Vec::new());
+
+/// No process is still in an access to such memory.
+pub(super) fn are_left_settled() -> bool {
+    let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+    left.retain(|permit| !is_unused(permit));
+    left.is_empty()
+}
+
+fn is_unused(permit: &Given) -> bool {
+    permit.permit().is_none_or(|permit| permit.is_unused())
+}
 
 /// What has happened to a remote buffer.
 pub(super) enum Event {
@@ -40,7 +55,7 @@ impl Lent {
     }
 
     fn is_unused(&self) -> bool {
-        self.permit.permit().is_none_or(|permit| permit.is_unused())
+        is_unused(&self.permit)
     }
 }
 
@@ -65,28 +80,46 @@ impl Lendings {
         self.0.iter().all(|lent| !lent.ended)
     }
 
-    /// Ends all keys of a peer, or (`None`) of all peers, and waits for accesses in progress.
-    pub(super) fn end_all(&mut self, peer: Option<PeerId>) {
+    /// Ends all keys of a peer, or (`None`) of all peers, and waits for accesses in progress. Returns the remote buffers that
+    /// are filled, and were not reported.
+    pub(super) fn end_all(&mut self, peer: Option<PeerId>) -> Vec<(PeerId, u64)> {
         let is = |lent: &Lent| peer.is_none_or(|peer| peer == lent.peer);
-        self.0.iter_mut().filter(|lent| is(lent)).for_each(Lent::end);
-        if !settle(|_| self.0.iter().all(|lent| !is(lent) || lent.is_unused())) {
-            log::warn(format_args!(
-                "a process of this node does not end its access to device memory, which may change that memory later"
-            ));
-        }
-        self.0.retain(|lent| !is(lent));
+        let (filled, others): (Vec<_>, Vec<_>) = {
+            let mut ending: Vec<Lent> = Vec::new();
+            for mut lent in std::mem::take(&mut self.0) {
+                if is(&lent) {
+                    // One that had ended is not the peer's to fill any more.
+                    lent.token = lent.token.filter(|_| !lent.ended);
+                    lent.end();
+                    ending.push(lent);
+                } else {
+                    self.0.push(lent);
+                }
+            }
+            if !settle(|_| ending.iter().all(Lent::is_unused)) {
+                log::warn(format_args!(
+                    "a process of this node does not end its access to device memory, which may change that memory later"
+                ));
+            }
+            ending.into_iter().partition(|lent| lent.state() == State::Filled)
+        };
+        let busy = others.into_iter().filter(|lent| !lent.is_unused()).map(|lent| lent.permit);
+        LEFT.lock().unwrap_or_else(PoisonError::into_inner).extend(busy);
+        filled.into_iter().filter_map(|lent| Some((lent.peer, lent.token?))).collect()
     }
 
-    /// The next remote buffer that a peer is done with.
+    /// The next remote buffer that a peer is done with: first those that are filled.
     pub(super) fn next(&mut self) -> Option<Event> {
-        let is_over =
-            |lent: &Lent| lent.token.is_some() && !lent.ended && lent.state() != State::Lent;
-        let at = self.0.iter().position(is_over)?;
-        let lent = self.0.swap_remove(at);
-        Some(match (lent.state(), lent.token) {
-            (State::Filled, Some(token)) => Event::Filled(lent.peer, token),
-            _ => Event::Failed(lent.peer),
-        })
+        let at = |state| {
+            let is = |lent: &Lent| lent.token.is_some() && !lent.ended && lent.state() == state;
+            self.0.iter().position(is)
+        };
+        if let Some(at) = at(State::Filled) {
+            let lent = self.0.remove(at);
+            return lent.token.map(|token| Event::Filled(lent.peer, token));
+        }
+        let at = at(State::Failed)?;
+        Some(Event::Failed(self.0.remove(at).peer))
     }
 
     /// A peer may be filling a remote buffer, or is still in an access: nobody would wake a thread at its end.

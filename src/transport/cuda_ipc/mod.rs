@@ -28,7 +28,7 @@ use super::{
 use crate::memory::SegmentList;
 use crate::memory::mover::{self, Import, Site, Transfer, Way};
 use crate::sys::cuda::Cuda;
-use crate::sys::{Errno, process};
+use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
 use imports::Refusal;
 use lent::{Event, Lendings};
@@ -45,8 +45,11 @@ const LANE: LaneId = LaneId::of(CudaIpc::KEYS);
 /// Accesses in progress of one endpoint.
 const ACCESSES_MAX: usize = 16;
 /// A peer whose memory was refused this often in a row is not tried again, and one that has not filled this many remote
-/// buffers in a row gets no more.
+/// buffers in a row gets no more for this time, nanoseconds.
 const REFUSALS_MAX: u8 = 3;
+const PAUSE_NS: u64 = 1_000_000_000;
+/// Permits that are left for remote buffers.
+const SPARE: usize = permits::COUNT / 4;
 /// Estimates of a launch with its event, nanoseconds, and of a copy within a device, bytes per microsecond.
 const LANE_NS: u32 = 8000;
 const LANE_RATE: u32 = 1_000_000;
@@ -65,8 +68,8 @@ struct Peer {
     table: Option<Arc<Foreign>>,
     /// How often its memory was refused since it was last accessed.
     refusals: u8,
-    /// How many remote buffers it has not filled since it last filled one.
-    unfilled: u8,
+    /// How many remote buffers it has not filled since it last filled one, and when that was.
+    unfilled: (u8, u64),
 }
 
 /// An access in progress. Who drops it waits for its end.
@@ -188,9 +191,9 @@ impl CudaIpc {
         (way, token, notify): (Way, u64, bool),
     ) -> Result<Access, SendError> {
         let named = Named::by(&remote.key).ok_or(unreachable(libc::EINVAL))?;
-        let (on_device, _) = local.range().ok_or(unreachable(libc::EINVAL))?;
+        let (on_device, _) = local.range().ok_or(unreachable(libc::EFAULT))?;
         // Memory of the host is copied in any context.
-        let site = on_device.or_else(mover::any_site).ok_or(unreachable(libc::ENXIO))?;
+        let site = on_device.or_else(mover::any_site).ok_or(unreachable(libc::EFAULT))?;
         let pid = named.place.pid();
         if self.peer(peer).is_none() {
             return Err(unreachable(libc::ESTALE));
@@ -292,10 +295,29 @@ impl CudaIpc {
 
     /// The device has failed, here or at the peer: the lane ends, with all keys and accesses.
     fn fail(&mut self, peer: PeerId, handler: &mut impl Handler) {
-        self.accesses.retain(|access| access.peer != peer);
-        self.lent.end_all(Some(peer));
+        self.end_peer(peer, handler);
         self.peer_mut(peer).into_iter().for_each(|peer| peer.refusals = REFUSALS_MAX);
         handler.on_lane_lost(peer, LANE);
+    }
+
+    /// Ends all accesses to memory of the peer, and its own. What it has filled counts.
+    fn end_peer(&mut self, peer: PeerId, handler: &mut impl Handler) {
+        self.end_accesses(Some(peer));
+        let filled = self.lent.end_all(Some(peer));
+        filled.into_iter().for_each(|(peer, token)| handler.on_notify(peer, token));
+    }
+
+    /// Waits for the end of accesses to the memory of a peer, or (`None`) of all, which nobody is told of here.
+    fn end_accesses(&mut self, peer: Option<PeerId>) {
+        let (ending, others): (Vec<_>, Vec<_>) = std::mem::take(&mut self.accesses)
+            .into_iter()
+            .partition(|access| peer.is_none_or(|peer| peer == access.peer));
+        self.accesses = others.into();
+        for access in ending {
+            if access.transfer.as_ref().is_some_and(Transfer::finish) {
+                access.succeed();
+            }
+        }
     }
 
     /// Reports the accesses that have ended, in the order of their start.
@@ -323,7 +345,7 @@ impl CudaIpc {
         while let Some(event) = self.lent.next() {
             match event {
                 Event::Filled(peer, token) => {
-                    self.peer_mut(peer).into_iter().for_each(|peer| peer.unfilled = 0);
+                    self.peer_mut(peer).into_iter().for_each(|peer| peer.unfilled = (0, 0));
                     handler.on_notify(peer, token);
                 }
                 Event::Failed(peer) => self.fail(peer, handler),
@@ -340,7 +362,12 @@ impl CudaIpc {
         addr: usize,
         token: Option<u64>,
     ) -> Result<Option<RemoteKey>, mover::Failure> {
-        let Some(given) = Given::new() else { return Ok(None) };
+        let Some(given) = Given::new(if token.is_some() { 0 } else { SPARE }) else {
+            log::limited!(
+                "device memory is copied through the host: all permits of this process are given"
+            );
+            return Ok(None);
+        };
         let (place, tag, offset) = published::publish(addr as u64)?;
         let key = RemoteKey::new(PERMITTED).with(place.with(given.0)).with(tag).with(offset);
         self.lent.add(peer, key, given, token);
@@ -372,7 +399,7 @@ impl Drop for CudaIpc {
             std::mem::forget((std::mem::take(&mut self.accesses), std::mem::take(&mut self.lent)));
             return;
         }
-        self.accesses.clear();
+        self.end_accesses(None);
         self.lent.end_all(None);
         let pids = self.peers.iter().map(|peer| peer.pid).filter(|pid| *pid != 0);
         pids.for_each(|pid| imports::of_process().forget(pid));
@@ -412,7 +439,9 @@ impl OneSided for CudaIpc {
         purpose: Purpose,
     ) -> Registered {
         let Some((Some(_), addr)) = memory.range() else { return Registered::No };
-        let unfilled = self.peer(peer).map_or(u8::MAX, |peer| peer.unfilled);
+        let pauses = self.peer(peer).is_none_or(|peer| {
+            peer.unfilled.0 >= REFUSALS_MAX && clock::now_ns() - peer.unfilled.1 < PAUSE_NS
+        });
         let (made, reads, writes) = match purpose {
             Purpose::Send => {
                 let key = |(Place(place), tag, offset)| {
@@ -420,7 +449,7 @@ impl OneSided for CudaIpc {
                 };
                 (published::publish(addr as u64).map(key), true, false)
             }
-            Purpose::Receive { .. } if unfilled >= REFUSALS_MAX => return Registered::No,
+            Purpose::Receive { .. } if pauses => return Registered::No,
             Purpose::Receive { token } => (self.lend(peer, addr, Some(token)), false, true),
             Purpose::Region { reads, writes, .. } => (self.lend(peer, addr, None), reads, writes),
         };
@@ -442,14 +471,26 @@ impl OneSided for CudaIpc {
     }
 
     fn invalidate(&mut self, peer: PeerId, key: &RemoteKey) -> bool {
-        if self.lent.end(peer, key) {
+        // The permits of a forked child are its parent's.
+        if self.owner == process::pid() && self.lent.end(peer, key) {
             let peer = self.peer_mut(peer);
-            peer.into_iter().for_each(|peer| peer.unfilled = peer.unfilled.saturating_add(1));
+            let now = clock::now_ns();
+            peer.into_iter().for_each(|p| p.unfilled = (p.unfilled.0.saturating_add(1), now));
         }
         false
     }
 
     fn is_settled(&mut self, _: bool) -> bool {
+        if self.owner != process::pid() {
+            return true;
+        }
+        // Peers may wait in the same way for accesses of this endpoint that have ended.
+        for access in &mut self.accesses {
+            let ended = access.transfer.as_ref().is_some_and(|t| t.has_ended() == Ok(true));
+            if let Some(mut entered) = access.entered.take_if(|_| ended) {
+                entered.failed = entered.done;
+            }
+        }
         self.lent.is_settled()
     }
 
@@ -506,7 +547,7 @@ impl Transport for CudaIpc {
     fn meet(&mut self, peer: PeerId, address: &Address) {
         let known = self.peers.iter().any(|other| other.id == peer);
         if !known && peer != self.me && self.host.owns(address.0.ip()) {
-            self.peers.push(Peer { id: peer, pid: 0, table: None, refusals: 0, unfilled: 0 });
+            self.peers.push(Peer { id: peer, pid: 0, table: None, refusals: 0, unfilled: (0, 0) });
         }
     }
 
@@ -519,11 +560,12 @@ impl Transport for CudaIpc {
         0
     }
 
+    fn are_left_settled() -> bool {
+        lent::are_left_settled()
+    }
+
     fn drain(&mut self, peer: PeerId, handler: &mut impl Handler) {
-        // What it has written before it departed counts.
-        self.hear(handler);
-        self.accesses.retain(|access| access.peer != peer);
-        self.lent.end_all(Some(peer));
+        self.end_peer(peer, handler);
         if let Some(at) = self.peers.iter().position(|other| other.id == peer) {
             let Peer { pid, .. } = self.peers.swap_remove(at);
             imports::of_process().forget(pid);
@@ -590,7 +632,7 @@ mod tests {
             ipc.get(PEER, local, &Remote { key, offset: 0 }, 7)
         };
         // This process has no context to fill it from.
-        assert_eq!(get(&mut ipc, &host.segments(), key), Err(unreachable(libc::ENXIO)));
+        assert_eq!(get(&mut ipc, &host.segments(), key), Err(unreachable(libc::EFAULT)));
         assert_eq!(get(&mut ipc, &device, RemoteKey::new(MESSAGE)), Err(unreachable(libc::EINVAL)));
     }
 

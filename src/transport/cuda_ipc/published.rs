@@ -83,8 +83,13 @@ impl Place {
 pub(super) struct Foreign(SharedMemory);
 
 impl Foreign {
-    /// Errors: ENOENT, and those of /proc, for a table that cannot be found.
+    /// Errors: ENOENT, and those of /proc, for a table that cannot be found, and where /proc is that of other process ids than
+    /// this process has: the owner could not tell whether it runs.
     pub(super) fn find(pid: i32) -> Result<Self, Errno> {
+        let me = std::fs::read_link("/proc/self");
+        if !me.is_ok_and(|me| me.as_os_str() == process::pid().to_string().as_str()) {
+            return Err(Errno(libc::ENOENT));
+        }
         let fd = shared_memory::find(pid, LABEL)?;
         SharedMemory::attach(&fd, LEN).map(Self)
     }
@@ -104,10 +109,11 @@ impl Foreign {
 pub(super) struct Given(pub(super) permits::Name);
 
 impl Given {
-    /// `None`: all are given.
-    pub(super) fn new() -> Option<Self> {
+    /// `None`: no more than `spare` are left.
+    pub(super) fn new(spare: usize) -> Option<Self> {
         let table = table()?;
-        let number = locked(&table.free).pop()?;
+        let mut free = locked(&table.free);
+        let number = if free.len() > spare { free.pop()? } else { return None };
         Permit::renew(&table.memory, PERMITS, number).map(Self)
     }
 
@@ -248,7 +254,7 @@ mod tests {
             let _ = super::table();
             process::pid()
         });
-        let (table, given) = (table.unwrap(), Given::new().unwrap());
+        let (table, given) = (table.unwrap(), Given::new(0).unwrap());
         let (place, name) = Place::and_permit(Place::of(200).with(given.0));
         assert_eq!((place, place.number(), name), (Place::of(200), 200, given.0));
         // What a peer does to it is seen here.

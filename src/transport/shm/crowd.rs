@@ -13,8 +13,11 @@ pub(super) struct Crowd {
     bound: Option<Processors>,
     /// Other processes with a link to this endpoint that may use one of these processors.
     others: usize,
-    /// The limit of this process's control group, and how many of the others it is for; `None`: there is none.
+    /// The limit of this process's control group, and how many of the other processes it is for, whatever processors they may
+    /// use; `None`: there is none.
     quota: Option<(Quota, usize)>,
+    /// Whether processes that were looked at are in that group: to look takes a lock of the kernel.
+    groups: Vec<(i32, bool)>,
     /// Processes may have left since they were counted.
     pub(super) stale: bool,
 }
@@ -24,7 +27,8 @@ impl Crowd {
         let machine = process::machine().1;
         let quota = Quota::here().map(|quota| (quota, 0));
         let (processors, bound) = (machine, None);
-        let mut crowd = Self { machine, processors, bound, others: 0, quota, stale: false };
+        let (others, groups, stale) = (0, Vec::new(), false);
+        let mut crowd = Self { machine, processors, bound, others, quota, groups, stale };
         crowd.look_again();
         crowd
     }
@@ -46,12 +50,23 @@ impl Crowd {
         processes.sort_unstable();
         processes.dedup();
         let me = process::pid();
-        processes.retain(|pid| *pid != me && self.meets(*pid));
+        processes.retain(|pid| *pid != me);
+        self.count_sharing(&processes);
+        processes.retain(|pid| self.meets(*pid));
         self.others = processes.len();
-        if let Some((quota, sharing)) = &mut self.quota {
-            *sharing = processes.iter().filter(|pid| quota.holds(**pid)).count();
-        }
         self.stale = false;
+    }
+
+    /// Counts those that share the limit. `processes`: in order.
+    fn count_sharing(&mut self, processes: &[i32]) {
+        let Some((quota, sharing)) = &mut self.quota else { return };
+        self.groups.retain(|(pid, _)| processes.binary_search(pid).is_ok());
+        for pid in processes {
+            if let Err(at) = self.groups.binary_search_by_key(pid, |(pid, _)| *pid) {
+                self.groups.insert(at, (*pid, quota.holds(*pid)));
+            }
+        }
+        *sharing = self.groups.iter().filter(|(_, holds)| *holds).count();
     }
 
     /// Whether a process may use a processor of this one.
@@ -91,8 +106,13 @@ mod tests {
         assert!(!crowd.is_there(1) && crowd.is_there(2));
         crowd.count(pids().take(2));
         assert!(!crowd.is_there(2));
+        // Bound to processors that the others do not use: they share the limit all the same.
+        crowd.bound = Some(Processors::none());
+        crowd.count(pids());
+        assert!(crowd.others == 0 && crowd.is_there(2));
+        crowd.bound = None;
         // Of another group, which has a limit of its own.
-        crowd.quota = Some((Quota::of_elsewhere(1), 0));
+        (crowd.quota, crowd.groups) = (Some((Quota::of_elsewhere(1), 0)), Vec::new());
         crowd.count(pids());
         assert!(!crowd.is_there(1));
         for child in &mut children {

@@ -54,6 +54,8 @@ struct Greeting {
     since: u64,
     /// No descriptor was left for it: it cannot become a link.
     scarce: bool,
+    /// It is in the endpoint's set. If not, it is looked at from time to time.
+    watched: bool,
     /// Its connect request, until it is clear whether its address is true.
     claim: Option<Claim>,
 }
@@ -352,13 +354,19 @@ impl Shm {
         let at = self.door.room();
         self.dismiss_silent(at, peers, handler);
         self.turn_away(at);
-        if let Err(e) = self.epoll.add(socket.as_fd(), TOKEN_GREETING | at as u64) {
-            refuse(&socket, &resources(e));
-            return 0;
+        let added = self.epoll.add(socket.as_fd(), TOKEN_GREETING | at as u64);
+        if let Err(e) = added {
+            // Where only a descriptor for the set is short, its connect request is read all the same: the segment that comes
+            // with it has messages.
+            if !e.is_shortage() {
+                refuse(&socket, &resources(e));
+                return 0;
+            }
         }
-        let since = clock::now_ns();
+        let (since, watched) = (clock::now_ns(), added.is_ok());
+        let scarce = scarce || !watched;
         if let Some(slot) = self.door.greetings.get_mut(at) {
-            *slot = Some(Greeting { socket, credentials, since, scarce, claim: None });
+            *slot = Some(Greeting { socket, credentials, since, scarce, watched, claim: None });
         }
         self.greet(at, peers, handler)
     }
@@ -396,9 +404,14 @@ impl Shm {
         for at in 0..self.door.greetings.len() {
             let greeting = self.door.greetings.get(at).and_then(Option::as_ref);
             let Some(greeting) = greeting else { continue };
-            if greeting.claim.is_some() {
+            if greeting.claim.is_some() || !greeting.watched {
                 n += self.greet(at, peers, handler);
-            } else if now.saturating_sub(greeting.since) > HELLO_NS {
+            }
+            let greeting = self.door.greetings.get(at).and_then(Option::as_ref);
+            let Some(greeting) = greeting.filter(|greeting| greeting.claim.is_none()) else {
+                continue;
+            };
+            if now.saturating_sub(greeting.since) > HELLO_NS {
                 n += self.dismiss_silent(at, peers, handler);
             }
         }
@@ -718,7 +731,8 @@ mod tests {
         let socket = end.shm.door.next().unwrap().unwrap().0;
         let credentials = unix::credentials(socket.as_fd()).unwrap();
         end.shm.epoll.add(socket.as_fd(), TOKEN_GREETING).unwrap();
-        let greeting = Greeting { socket, credentials, since: 0, scarce: false, claim: None };
+        let (since, scarce, watched, claim) = (0, false, true, None);
+        let greeting = Greeting { socket, credentials, since, scarce, watched, claim };
         end.shm.door.greetings.push(Some(greeting));
     }
 
