@@ -225,10 +225,10 @@ fn turn(
 ) -> usize {
     link.tend(now);
     let mut inwards = Inwards { machine, now, sink, full };
+    let n = link.receive(&mut inwards);
     while let Some(peer) = link.take_unreached() {
         inwards.machine.give_up(&peer, Errno(libc::ENODEV), &mut inwards.sink);
     }
-    let n = link.receive(&mut inwards);
     let Inwards { machine, mut sink, .. } = inwards;
     if machine.next_timeout().is_some_and(|at| at <= now) {
         machine.on_timeout(now, &mut sink);

@@ -720,10 +720,10 @@ impl Net {
     }
 }
 
-/// Whether requests to this peer of the state machine go through a device.
-fn goes_direct(core: &mut Core, inner: PeerId) -> bool {
+/// Whether this peer of the state machine may be connected to through a device.
+fn may_connect(core: &mut Core, inner: PeerId) -> bool {
     let Some(address) = core.peers.address(inner) else { return false };
-    core.machine.takes_windows(inner) && core.link.goes_direct(&address)
+    core.machine.takes_windows(inner) && core.link.may_connect(&address)
 }
 
 /// The sockets that hold a UDP port on this node. Errors: the kernel does not tell.
@@ -895,7 +895,7 @@ impl OneSided for Net {
         let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
             return Prepared::No;
         };
-        if !self.core.enter().is_some_and(|mut core| goes_direct(&mut core, inner)) {
+        if !self.core.enter().is_some_and(|mut core| may_connect(&mut core, inner)) {
             return Prepared::No;
         }
         self.rhythm.hot = COOLING;
@@ -979,8 +979,9 @@ impl Streaming for Net {
         };
         let Some(mut core) = self.core.enter() else { return false };
         let Some(address) = core.peers.address(inner) else { return false };
-        // A device places bytes faster than the kernel's TCP.
-        if core.link.goes_direct(&address) {
+        // A device places bytes faster than the kernel's TCP, once it is shown to reach the peer.
+        let connected = self.bulk.as_ref().is_some_and(|bulk| bulk.is_ready(inner));
+        if connected || core.link.sends_direct(&address) {
             return false;
         }
         streams.is_ready(&core.machine, inner, &address, clock::now_ns())

@@ -9,6 +9,7 @@ use crate::sys::reserve::tests::without_memory;
 use crate::transport::JobKey;
 use crate::transport::Source;
 use crate::transport::address::LocalHost;
+use crate::transport::net::bulk::no_way::NoWay;
 use crate::transport::net::verbs::config::{RdmaPolicy, RdmaSettings};
 use crate::transport::peers::PeerTable;
 use crate::transport::{Departure, Handler, Messages, Mode, Streaming, Transport};
@@ -358,6 +359,22 @@ fn an_old_stream_gives_way_to_a_new_one() {
     assert_eq!(a.hears(1), [Lost(StreamEnd::Outgoing)]);
     assert!(a.frame(to_c, 1, &pattern(10)));
     assert_eq!(c.hears(1), [Message(1, pattern(10))]);
+}
+
+/// Nothing shows that queue pairs of these devices reach each other until their connection is ready.
+#[test]
+fn streams_serve_while_devices_without_datagrams_are_not_connected() {
+    let (mut a, b, to_b) = pair();
+    {
+        let mut core = a.net.core.enter().unwrap();
+        core.link.add_connecting(&b.net.me);
+        assert!(core.link.may_connect(&b.net.me) && !core.link.sends_direct(&b.net.me));
+    }
+    assert!(a.net.has_stream(to_b), "there are no connections");
+    a.net.bulk = Some(NoWay::taking(0));
+    assert!(a.net.has_stream(to_b), "it is refused");
+    a.net.bulk = Some(NoWay::claiming());
+    assert!(!a.net.has_stream(to_b));
 }
 
 #[test]

@@ -131,7 +131,7 @@ pub(crate) struct Rdma {
     pub(super) link: Option<UdLink>,
     /// A pool in which packets of full size are made; `None`: there is no memory for it.
     pub(super) pool: Option<Arc<Pool>>,
-    /// The queue-pair address; after the queue pair broke, the last one with number 0.
+    /// The queue-pair address; after the queue pair broke, the last one as [`Place::gone`].
     pub(super) place: Place,
     pub(super) ways: Ways<HandleId>,
     pub(super) silence: Silence,
@@ -191,9 +191,15 @@ impl HybridLink {
         self.rdma.as_ref().map_or(0, |rdma| rdma.port.moves)
     }
 
-    /// Packets to `to` go through the device now, or connections where one side's device has nothing else.
-    pub(crate) fn goes_direct(&mut self, to: &Address) -> bool {
-        self.rdma.as_mut().is_some_and(|rdma| rdma.ways.open(to).is_some() || rdma.connects(to))
+    /// Packets to `to` go through the device now.
+    pub(crate) fn sends_direct(&mut self, to: &Address) -> bool {
+        self.rdma.as_mut().is_some_and(|rdma| rdma.ways.open(to).is_some())
+    }
+
+    /// Connections to `to` are worth a try: packets go through the device, or one side's device has no packets that
+    /// would show it.
+    pub(crate) fn may_connect(&mut self, to: &Address) -> bool {
+        self.sends_direct(to) || self.rdma.as_mut().is_some_and(|rdma| rdma.connects(to))
     }
 
     /// The descriptors that become readable when there is something to receive; a device's only after `sleep`.
@@ -304,6 +310,13 @@ impl HybridLink {
     /// Removes the device without telling any peer.
     pub(crate) fn drop_device(&mut self) {
         self.rdma = None;
+    }
+
+    /// Adds a device without datagrams, and that `peer` has one too.
+    pub(crate) fn add_connecting(&mut self, peer: &Address) {
+        let mut rdma = Rdma::connecting();
+        rdma.learn(peer, rdma.place);
+        self.rdma = Some(Box::new(rdma));
     }
 
     /// Breaks the queue pair, as a device would.
@@ -428,35 +441,51 @@ impl Rdma {
         key: JobKey,
         me: Address,
     ) -> Result<Self, Errno> {
+        let mut rdma = Self::bare(made.at.place, spot, Own { settings, spread, key, me })?;
+        (rdma.link, rdma.port.device) = (made.link, Some(made.at.device.clone()));
+        rdma.watch_device();
+        rdma.settle(Some(made.at));
+        Ok(rdma)
+    }
+
+    /// At `place`, before it has a device and a queue pair. Errors: EMFILE, ENFILE, ENOMEM.
+    fn bare(place: Place, spot: Spot, own: Own) -> Result<Self, Errno> {
         let nobody = Address(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)));
-        let port = PortInUse {
-            device: Some(made.at.device.clone()),
-            spot,
-            moves: 0,
-            connects_only: false,
-            watch: Epoll::new()?,
-        };
+        let watch = Epoll::new()?;
         let recovery = Recovery::new(clock::now_ns());
-        let required = settings.policy == RdmaPolicy::Require;
+        let required = own.settings.policy == RdmaPolicy::Require;
         let silence = Silence::new(if required { SILENT_REQUIRED_NS } else { SILENT_NS });
-        let mut rdma = Self {
-            place: made.at.place,
-            link: made.link,
+        Ok(Self {
+            place,
+            link: None,
             pool: None,
             ways: Ways::default(),
             silence,
             unreached: Vec::new(),
             source: (u32::MAX, nobody),
             called: Vec::new(),
-            own: Own { settings, spread, key, me },
-            port,
+            own,
+            port: PortInUse { device: None, spot, moves: 0, connects_only: false, watch },
             upkeep: Upkeep { recovery, tend_at: 0, judge: false, untold: None, why: String::new() },
             pace: SocketPace::default(),
             counts: RdmaCounts::default(),
+        })
+    }
+
+    /// As with a device that has no datagrams.
+    #[cfg(test)]
+    pub(super) fn connecting() -> Self {
+        use crate::transport::net::network::Network;
+        let own = Own {
+            settings: RdmaSettings { policy: RdmaPolicy::Require, ..RdmaSettings::default() },
+            spread: Spread::new(1, false),
+            key: JobKey::from_bytes([7; 16]),
+            me: Address(SocketAddr::from((Ipv4Addr::LOCALHOST, 1))),
         };
-        rdma.watch_device();
-        rdma.settle(Some(made.at));
-        Ok(rdma)
+        let place = Place { network: Network::Roce, mtu: 1024, number: 0, lid: 0, gid: [1; 16] };
+        let mut rdma = Self::bare(place, Spot::default(), own).unwrap();
+        rdma.port.connects_only = true;
+        rdma
     }
 
     fn datagrams(&self) -> UdCounts {
@@ -495,11 +524,11 @@ impl Rdma {
 
     /// Whether the devices of both sides connect, and one has no datagrams that would show it. Their agreement does.
     #[cold]
-    fn connects(&mut self, to: &Address) -> bool {
+    pub(super) fn connects(&mut self, to: &Address) -> bool {
         let here = self.place;
         let Some(there) = self.ways.place(to) else { return false };
         let one = self.port.connects_only || self.link.is_some() && there.number == 0;
-        one && here.reaches(&there)
+        one && !there.is_gone() && here.reaches(&there)
     }
 
     /// Whether a packet of `len` bytes goes to `to` through the device.

@@ -29,9 +29,9 @@ const VERSION: u8 = 1;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Place {
     pub(super) network: Network,
-    /// Longest datagram that it takes, bytes.
+    /// Longest datagram that it takes, bytes; 0: the device is not in use now.
     pub(super) mtu: u16,
-    /// Number of the queue pair; 0: there is none, now or ever.
+    /// Number of the queue pair; 0: there is none.
     pub(super) number: u32,
     /// Addresses of its port: in the InfiniBand subnet, and global.
     pub(super) lid: u16,
@@ -39,6 +39,15 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// The same, once neither datagrams nor connections go through it.
+    pub(super) fn gone(self) -> Self {
+        Self { number: 0, mtu: 0, ..self }
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.number == 0 && self.mtu == 0
+    }
+
     /// Whether `there` can be reached from here at all.
     pub(super) fn reaches(&self, there: &Self) -> bool {
         self.network.reaches(&self.gid, there.network, &there.gid)

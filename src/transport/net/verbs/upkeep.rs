@@ -42,7 +42,7 @@ impl Rdma {
 
     /// When there is something to do even if nothing arrives, nanoseconds.
     pub(super) fn wake_at(&self, now: u64) -> Option<u64> {
-        if self.upkeep.untold.is_some() {
+        if self.upkeep.untold.is_some() || !self.unreached.is_empty() {
             return Some(now);
         }
         self.upkeep.recovery.due_at().into_iter().chain(self.silence.due_at()).min()
@@ -139,7 +139,7 @@ impl Rdma {
             self.port.watch.remove(link.fd());
             self.counts.datagrams = self.counts.datagrams.plus(link.counts());
         }
-        self.place.number = 0;
+        self.place = self.place.gone();
         self.upkeep.recovery.broke(now);
         self.settle(None);
         self.start_over();
@@ -228,20 +228,49 @@ impl Rdma {
         }
     }
 
-    /// A peer's queue pair was replaced, or is gone.
+    /// A peer's queue pair was replaced, is gone, or its device has only connections now.
     #[cold]
     pub(super) fn on_news(&mut self, news: &Call) {
         let Call { address, place, .. } = news;
         if *address == self.own.me {
             return;
         }
-        if place.number == 0 {
+        if place.is_gone() {
             self.silence.forget(address);
-            if self.ways.doubt(address, process::random_u64()) {
+            if self.ways.lose(address, *place, process::random_u64()) {
                 log::info(format_args!("{address} has no queue pair now: data goes over UDP"));
             }
         } else {
             self.learn(address, *place);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::net::verbs::introduction::Place;
+
+    #[test]
+    fn a_peer_whose_device_is_gone_is_not_connected_to() {
+        let (mut rdma, peer) = (Rdma::connecting(), Address::from_text("10.0.0.1:1").unwrap());
+        let here = rdma.place;
+        let place = |number| Place { number, ..here };
+        for (number, gone) in [(5, false), (5, true), (0, false), (0, true), (6, false)] {
+            let there = if gone { place(number).gone() } else { place(number) };
+            let news = Call { kind: CallKind::News, nonce: 1, address: peer, place: there };
+            rdma.learn(&peer, place(5));
+            rdma.on_news(&news);
+            assert_eq!(rdma.connects(&peer), !gone, "{there:?}");
+            assert_eq!(rdma.ways.place(&peer), Some(there));
+        }
+    }
+
+    #[test]
+    fn a_peer_that_is_to_be_given_up_waits_for_nothing() {
+        let mut rdma = Rdma::connecting();
+        assert_eq!(rdma.wake_at(7), None);
+        rdma.unreached.push(Address::from_text("10.0.0.1:1").unwrap());
+        assert_eq!(rdma.wake_at(7), Some(7));
     }
 }

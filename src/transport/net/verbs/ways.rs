@@ -189,6 +189,20 @@ impl<H> Ways<H> {
         was_open
     }
 
+    /// The peer says that its queue pair is gone, and it is at `gone`. The packet may be an old one: the queue pair is
+    /// challenged with `nonce`, and used again if it answers. Returns whether the path was in use until now.
+    pub(super) fn lose(&mut self, address: &Address, gone: Place, nonce: u64) -> bool {
+        let was_open = self.doubt(address, nonce);
+        if let Some(way) = self.find(address) {
+            let last = Ask { to: way.place, nonce: way.nonce };
+            if last.to.number != 0 {
+                way.next.get_or_insert(last);
+            }
+            (way.place, way.handle) = (gone, None);
+        }
+        was_open
+    }
+
     /// This endpoint's queue pair was replaced: no path is validated any more, and no handle is known. `nonce` draws
     /// random numbers.
     pub(super) fn reset(&mut self, mut nonce: impl FnMut() -> u64) {
@@ -365,6 +379,26 @@ mod tests {
         ways.learn(&a, place(0), 4);
         assert!(ways.open(&a).is_none(), "and no longer");
         assert_eq!((asks(&mut ways), ways.place(&a)), (vec![], Some(place(0))));
+    }
+
+    #[test]
+    fn a_queue_pair_that_is_said_to_be_gone_may_still_answer() {
+        for back in [5, 6] {
+            let (mut ways, a) = (Ways::<()>::default(), address(1));
+            ways.learn(&a, place(5), 1);
+            ways.answered(&a, &place(5), 1);
+            asks(&mut ways);
+            assert!(ways.lose(&a, place(5).gone(), 2));
+            assert!(!ways.lose(&a, place(5).gone(), 3), "known");
+            assert_eq!(asks(&mut ways), [(5, 2)]);
+            assert!(ways.open(&a).is_none());
+            assert_eq!(ways.place(&a), Some(place(5).gone()));
+            let nonce = if back == 5 { 2 } else { 4 };
+            ways.learn(&a, place(back), 4);
+            assert!(asks(&mut ways).contains(&(back, nonce)));
+            assert_eq!(ways.answered(&a, &place(back), nonce), Some(Opened::First));
+            assert_eq!(ways.open(&a).unwrap().place, &place(back));
+        }
     }
 
     #[test]
