@@ -2,9 +2,11 @@
 
 use super::permits::State;
 use super::published::Given;
+use crate::sys::process;
 use crate::telemetry::log;
 use crate::transport::settling::settle;
 use crate::transport::{PeerId, RemoteKey};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Memory under one key.
@@ -25,9 +27,14 @@ pub(super) struct Lendings(Vec<Lent>);
 
 /// Permits of endpoints that have ended, or of peers that were given up, which a process has not left.
 static LEFT: Mutex<Vec<Given>> = Mutex::new(Vec::new());
+/// The process that has left them; 0: there are none. A forked child has none of its own.
+static LEFT_BY: AtomicI32 = AtomicI32::new(0);
 
 /// No process is still in an access to such memory.
 pub(super) fn are_left_settled() -> bool {
+    if LEFT_BY.load(Ordering::Relaxed) != process::pid() {
+        return true;
+    }
     let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
     left.retain(|permit| !is_unused(permit));
     left.is_empty()
@@ -103,7 +110,10 @@ impl Lendings {
             }
             ending.into_iter().partition(|lent| lent.state() == State::Filled)
         };
-        let busy = others.into_iter().filter(|lent| !lent.is_unused()).map(|lent| lent.permit);
+        let busy = others.into_iter().filter(|lent| !lent.is_unused()).map(|lent| {
+            LEFT_BY.store(process::pid(), Ordering::Relaxed);
+            lent.permit
+        });
         LEFT.lock().unwrap_or_else(PoisonError::into_inner).extend(busy);
         filled.into_iter().filter_map(|lent| Some((lent.peer, lent.token?))).collect()
     }

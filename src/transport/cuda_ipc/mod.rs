@@ -332,7 +332,11 @@ impl CudaIpc {
                     handler.on_done(peer, token);
                 }
                 Ok(false) => break,
-                Err(_) => self.fail(peer, handler),
+                Err(_) => {
+                    // It has failed, whatever the driver answers next.
+                    drop(self.accesses.pop_front());
+                    self.fail(peer, handler);
+                }
             }
             n += 1;
         }

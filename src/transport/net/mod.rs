@@ -979,9 +979,9 @@ impl Streaming for Net {
         };
         let Some(mut core) = self.core.enter() else { return false };
         let Some(address) = core.peers.address(inner) else { return false };
-        // A device places bytes faster than the kernel's TCP, once it is shown to reach the peer.
+        // A device places bytes faster than the kernel's TCP, once it is shown to reach the peer and its connection is used.
         let connected = self.bulk.as_ref().is_some_and(|bulk| bulk.is_ready(inner));
-        if connected || core.link.sends_direct(&address) {
+        if core.link.sends_direct(&address) || connected && core.link.may_connect(&address) {
             return false;
         }
         streams.is_ready(&core.machine, inner, &address, clock::now_ns())

@@ -187,7 +187,7 @@ impl Door {
 
     /// A turn that began at `begun` has handled all that was ready.
     pub(super) fn has_swept(&mut self, begun: u64) {
-        let claimed = |greeting: &Greeting| greeting.claim.is_some();
+        let claimed = |greeting: &Greeting| greeting.claim.is_some() || !greeting.watched;
         if !self.attempts.is_empty()
             && !self.is_called()
             && !self.greetings.iter().flatten().any(claimed)
@@ -371,6 +371,14 @@ impl Shm {
         self.greet(at, peers, handler)
     }
 
+    /// Adds a connection to the set, for which there was no descriptor before.
+    fn watch_greeting(&mut self, at: usize) {
+        let greeting = self.door.greetings.get_mut(at).and_then(Option::as_mut);
+        let Some(greeting) = greeting.filter(|greeting| !greeting.watched) else { return };
+        let added = self.epoll.add(greeting.socket.as_fd(), TOKEN_GREETING | at as u64);
+        greeting.watched = added.is_ok();
+    }
+
     /// Closes the connection of a link that was accepted. The peer may have sent more, including descriptors.
     pub(super) fn dismiss(&mut self, socket: OwnedFd) {
         self.epoll.remove(socket.as_fd());
@@ -406,6 +414,7 @@ impl Shm {
             let Some(greeting) = greeting else { continue };
             if greeting.claim.is_some() || !greeting.watched {
                 n += self.greet(at, peers, handler);
+                self.watch_greeting(at);
             }
             let greeting = self.door.greetings.get(at).and_then(Option::as_ref);
             let Some(greeting) = greeting.filter(|greeting| greeting.claim.is_none()) else {

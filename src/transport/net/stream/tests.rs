@@ -375,6 +375,10 @@ fn streams_serve_while_devices_without_datagrams_are_not_connected() {
     assert!(a.net.has_stream(to_b), "it is refused");
     a.net.bulk = Some(NoWay::claiming());
     assert!(!a.net.has_stream(to_b));
+    // A connection of a device whose path is suspect is not used.
+    let (mut a, _b, to_b) = pair();
+    a.net.bulk = Some(NoWay::claiming());
+    assert!(a.net.has_stream(to_b));
 }
 
 #[test]

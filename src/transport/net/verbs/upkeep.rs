@@ -267,6 +267,23 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_whose_device_comes_back_is_challenged_there() {
+        let (mut rdma, peer) = (Rdma::connecting(), Address::from_text("10.0.0.1:1").unwrap());
+        let here = rdma.place;
+        let place = |number| Place { number, ..here };
+        for (old, new) in [(5, 6), (6, 7)] {
+            rdma.ways.learn(&peer, place(old), 9);
+            assert!(old == 6 || rdma.ways.answered(&peer, &place(old), 9).is_some());
+            let gone = place(old).gone();
+            rdma.on_news(&Call { kind: CallKind::News, nonce: 1, address: peer, place: gone });
+            rdma.ways.learn(&peer, place(new), 10);
+            assert_eq!(rdma.ways.place(&peer), Some(place(new)));
+            assert!(rdma.ways.answered(&peer, &place(new), 10).is_some());
+            assert!(rdma.ways.open(&peer).is_some());
+        }
+    }
+
+    #[test]
     fn a_peer_that_is_to_be_given_up_waits_for_nothing() {
         let mut rdma = Rdma::connecting();
         assert_eq!(rdma.wake_at(7), None);

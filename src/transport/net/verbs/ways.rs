@@ -139,6 +139,12 @@ impl<H> Ways<H> {
                 (way.place, way.nonce, way.handle) = (place, nonce, None);
                 [Some(ask), None]
             }
+            // It was gone. The one that it had before may answer all the same.
+            (_, false) if way.place.number == 0 => {
+                (way.place, way.nonce, way.handle) = (place, nonce, None);
+                way.state = State::Asked;
+                [Some(ask), way.next]
+            }
             // The peer is at the one that answers.
             (State::Proven | State::Doubted, false) => {
                 let next = way.next.filter(|next| next.to == place).unwrap_or(ask);
