@@ -528,6 +528,9 @@ impl Net {
         if matches!(core.neighbours.peer(address), Standing::Stranger(_) | Standing::Unknown) {
             return Err(SendError::Unreachable(Errno(libc::EPERM)));
         }
+        if core.link.is_given_up(address) {
+            return Err(SendError::Unreachable(Errno(libc::ENODEV)));
+        }
         let inner = core.peers.intern(address).ok_or(SendError::Again)?;
         self.numbers.join(peer, inner);
         self.used = true;

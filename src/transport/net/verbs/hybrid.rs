@@ -22,6 +22,7 @@ use crate::transport::JobKey;
 use crate::transport::net::link::{Condition, Link, LinkSink};
 use crate::transport::net::reliable::packet::{HEADER_ONLY, MAGIC};
 use crate::transport::net::udp::{LinkCounts, UdpLink};
+use std::collections::HashMap;
 use std::io::IoSlice;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -137,6 +138,8 @@ pub(crate) struct Rdma {
     pub(super) silence: Silence,
     /// Peers to give up, because a device is required and theirs does not answer.
     pub(super) unreached: Vec<Address>,
+    /// Those that were given up, and where their queue pairs are: no new connection is made before one answers.
+    pub(super) given_up: HashMap<Address, Place>,
     /// The sender of the last datagram.
     pub(super) source: (u32, Address),
     /// Path challenges that arrived and are not answered yet.
@@ -194,6 +197,11 @@ impl HybridLink {
     /// Packets to `to` go through the device now.
     pub(crate) fn sends_direct(&mut self, to: &Address) -> bool {
         self.rdma.as_mut().is_some_and(|rdma| rdma.ways.open(to).is_some())
+    }
+
+    /// A device is required, and that of `to` does not answer.
+    pub(crate) fn is_given_up(&self, to: &Address) -> bool {
+        self.rdma.as_ref().is_some_and(|rdma| rdma.given_up.contains_key(to))
     }
 
     /// Connections to `to` are worth a try: packets go through the device, or one side's device has no packets that
@@ -462,6 +470,7 @@ impl Rdma {
             ways: Ways::default(),
             silence,
             unreached: Vec::new(),
+            given_up: HashMap::new(),
             source: (u32::MAX, nobody),
             called: Vec::new(),
             own,
@@ -508,6 +517,11 @@ impl Rdma {
     #[cold]
     pub(super) fn learn(&mut self, address: &Address, place: Place) {
         self.ways.learn(address, place, process::random_u64());
+        if self.given_up.get(address) == Some(&place) {
+            self.unreached.push(*address);
+            return;
+        }
+        self.given_up.remove(address);
         self.expect(address);
     }
 
@@ -607,6 +621,7 @@ impl Rdma {
                 let opened = self.ways.answered(&call.address, &call.place, call.nonce);
                 if opened.is_some() {
                     self.silence.forget(&call.address);
+                    self.given_up.remove(&call.address);
                 }
                 self.source.0 = u32::MAX;
                 if opened == Some(Opened::First) {

@@ -78,6 +78,7 @@ impl Rdma {
                 "FI_UDRV_RDMA=require cannot be met for {peer}: {name} does not reach its device; {cause}"
             );
             self.unreached.push(*peer);
+            self.given_up.insert(*peer, place);
         } else {
             log::limited!(
                 "{peer} is reached over UDP only: {name} does not reach its device; {cause}"
@@ -281,6 +282,18 @@ mod tests {
             assert!(rdma.ways.answered(&peer, &place(new), 10).is_some());
             assert!(rdma.ways.open(&peer).is_some());
         }
+    }
+
+    #[test]
+    fn a_peer_that_was_given_up_stays_so_until_its_device_answers_or_is_another() {
+        let (mut rdma, peer) = (Rdma::connecting(), Address::from_text("10.0.0.1:1").unwrap());
+        let here = rdma.place;
+        let place = |number| Place { number, ..here };
+        rdma.given_up.insert(peer, place(5));
+        rdma.learn(&peer, place(5));
+        assert_eq!((rdma.unreached.pop(), rdma.given_up.len()), (Some(peer), 1));
+        rdma.learn(&peer, place(6));
+        assert_eq!((rdma.unreached.pop(), rdma.given_up.len()), (None, 0));
     }
 
     #[test]
