@@ -145,7 +145,7 @@ pub(super) unsafe extern "C" fn ops_open(
         return unsafe { ext::ops_open(object, name, flags, ops, context) };
     }
     entry("fi_open_ops", || {
-        // SAFETY: an endpoint of ours, and room for a pointer.
+        // SAFETY: an endpoint of this provider, and room for a pointer.
         unsafe { *ops = open(object, context) };
         0
     })
@@ -155,7 +155,7 @@ pub(super) unsafe extern "C" fn ops_open(
 /// rdma/fi_profile.h goes back to the object. Flags are reserved.
 ///
 /// # Safety
-/// `object` is an open endpoint of ours.
+/// `object` is an open endpoint of this provider.
 unsafe fn open(object: *mut fid, context: *mut c_void) -> *mut c_void {
     // SAFETY: the caller vouches; a fid_ep begins with its fid.
     let shared = unsafe { &endpoint(object.cast::<fid_ep>()).shared };

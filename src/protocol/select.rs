@@ -88,11 +88,6 @@ pub(super) fn remote_buffers<I: Iface>(
     best
 }
 
-/// Whether the lane that made the key takes local memory of a device.
-pub(super) fn takes_device<I: Iface>(iface: &I, peer: PeerId, key: &RemoteKey) -> bool {
-    iface.lanes(peer).iter().any(|lane| lane.device && lane.lane.made(key))
-}
-
 /// How the bytes of a long message go that the sender sends in packets: all of one message in the same way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Carrier {

@@ -118,6 +118,11 @@ impl Lanes {
         self.0.iter().flatten()
     }
 
+    /// Whether the lane that made the key takes memory of a device.
+    pub(crate) fn take_device(&self, key: &RemoteKey) -> bool {
+        self.iter().any(|lane| lane.device && lane.lane.made(key))
+    }
+
     /// Those that take memory of a device (`on_device`), or of the host. The one that costs least for `len` bytes is the
     /// first; of equal ones, the first that was added.
     pub(crate) fn by_cost(mut self, len: usize, on_device: bool) -> impl Iterator<Item = LaneCaps> {

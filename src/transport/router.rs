@@ -315,12 +315,6 @@ impl Router {
         self.lane(peer).filter(|_| *key == RemoteKey::ADDRESSES)
     }
 
-    /// Whether the key is one of a lane that takes device memory.
-    #[cold]
-    fn takes_device(&self, peer: PeerId, key: &RemoteKey) -> bool {
-        self.lanes(peer).iter().any(|lane| lane.device && lane.lane.made(key))
-    }
-
     /// The transport by which messages of `peer` arrive.
     fn heard_by(&self, peer: PeerId) -> Option<Lane> {
         let mut by = None;
@@ -616,7 +610,7 @@ impl OneSided for Router {
         to: &Remote,
         how: Put,
     ) -> Result<Access, SendError> {
-        if local.is_on_device() && !self.takes_device(peer, &to.key) {
+        if local.is_on_device() && !self.lanes(peer).take_device(&to.key) {
             return Err(NO_WAY);
         }
         by_key!(on_lane_mut, self, peer, to.key, t => t.put(peer, local, to, how), Err(NO_WAY))
@@ -629,7 +623,7 @@ impl OneSided for Router {
         from: &Remote,
         token: u64,
     ) -> Result<Access, SendError> {
-        if local.is_on_device() && !self.takes_device(peer, &from.key) {
+        if local.is_on_device() && !self.lanes(peer).take_device(&from.key) {
             return Err(NO_WAY);
         }
         by_key!(on_lane_mut, self, peer, from.key, t => t.get(peer, local, from, token), Err(NO_WAY))

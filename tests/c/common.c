@@ -353,6 +353,15 @@ struct fi_cq_err_entry failure(struct fid_cq *cq)
 	return error;
 }
 
+void take_any(struct fid_cq *cq)
+{
+	struct fi_cq_tagged_entry entry;
+	struct fi_cq_err_entry error = {0};
+
+	if (fi_cq_read(cq, &entry, 1) == -FI_EAVAIL)
+		fi_cq_readerr(cq, &error, 0);
+}
+
 void nothing_in(struct fid_cq *cq, int ms)
 {
 	struct fi_cq_tagged_entry entry;

@@ -166,6 +166,8 @@ struct fi_cq_tagged_entry completion(struct fid_cq *cq);
 struct fi_cq_tagged_entry completion_from(struct fid_cq *cq, fi_addr_t *source);
 /* The next entry of a queue, which has to be an error. */
 struct fi_cq_err_entry failure(struct fid_cq *cq);
+/* Takes the next completion or error from a queue, if there is one. */
+void take_any(struct fid_cq *cq);
 /* Nothing is in the queue, nor comes within `ms`. */
 void nothing_in(struct fid_cq *cq, int ms);
 

@@ -123,16 +123,6 @@ static void write_too_late(struct side *side, struct window *mine, const struct 
 	free(bytes);
 }
 
-/* The next completion or error, if there is one. */
-static void take_any(struct fid_cq *cq)
-{
-	struct fi_cq_tagged_entry entry;
-	struct fi_cq_err_entry error = {0};
-
-	if (fi_cq_read(cq, &entry, 1) == -FI_EAVAIL)
-		fi_cq_readerr(cq, &error, 0);
-}
-
 static void end_by_death(struct side *side, struct window *mine, const struct window *theirs, struct place *from, uint64_t *random)
 {
 	static struct fi_context2 contexts[AHEAD];

@@ -105,16 +105,6 @@ static void exchange(struct side *side, int round, struct slot *from, struct slo
 		completion(side->tx);
 }
 
-/* The next completion or error, if there is one. */
-static void take_any(struct fid_cq *cq)
-{
-	struct fi_cq_tagged_entry entry;
-	struct fi_cq_err_entry error = {0};
-
-	if (fi_cq_read(cq, &entry, 1) == -FI_EAVAIL)
-		fi_cq_readerr(cq, &error, 0);
-}
-
 static void end_by_death(struct side *side, struct slot *from, struct slot *to, uint64_t *random)
 {
 	static struct fi_context2 contexts[SLOTS];

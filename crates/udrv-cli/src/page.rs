@@ -327,7 +327,7 @@ pub(crate) fn sum(page: &Value, field: &str) -> u64 {
     endpoints.filter_map(|endpoint| endpoint.get(field)?.as_u64()).sum()
 }
 
-/// Who has the endpoint at this address, as far as that is seen from here.
+/// The process that has the endpoint at this address, if its page can be read here.
 pub(crate) fn owner(address: &str, all: &[Value]) -> String {
     let has_it = |page: &&Value| {
         page["endpoints"].as_array().into_iter().flatten().any(|e| e["address"] == address)

@@ -38,7 +38,7 @@ struct Slice {
     until_us: u64,
 }
 
-/// What was seen so far.
+/// The events of the trace.
 #[derive(Default)]
 struct Timeline {
     events: Vec<Value>,
@@ -71,7 +71,7 @@ impl Trace {
 }
 
 impl Timeline {
-    /// What has happened between two looks, at these times since the first one.
+    /// Adds the events between two looks, at these times since the first one.
     fn look(&mut self, before: &[Value], after: &[Value], from_us: u64, to_us: u64) {
         for page in after {
             let pid = page["pid"].as_u64().unwrap_or(0);

@@ -12,7 +12,6 @@ use crate::protocol::Host;
 use crate::protocol::index_list::Key;
 use crate::protocol::limits::Limits;
 use crate::protocol::schemes::put::PUT_OF_A_MESSAGE;
-use crate::protocol::select;
 use crate::protocol::state::{Core, Engine};
 use crate::transport::{
     Access, Iface, LaneCaps, LaneId, Mode, PeerId, Purpose, Put, Registered, Registration, Remote,
@@ -163,7 +162,7 @@ impl<I: Iface> Engine<I> {
         let key = part.map(|(part, _)| part.registered.key);
         let min = key.and_then(|key| self.iface.direct_min(peer, &key, reads));
         let (Some(key), Some(min)) = (key, min) else { return false };
-        if device && !select::takes_device(&self.iface, peer, &key) {
+        if device && !self.iface.lanes(peer).take_device(&key) {
             return false;
         }
         let min = if reads || channel.reaching.is_empty() { min } else { 1 };

@@ -44,7 +44,7 @@ fn is_unused(permit: &Given) -> bool {
     permit.permit().is_none_or(|permit| permit.is_unused())
 }
 
-/// What has happened to a remote buffer.
+/// The end of a remote buffer.
 pub(super) enum Event {
     Filled(PeerId, u64),
     /// The peer's device has failed.
@@ -91,25 +91,21 @@ impl Lendings {
     /// are filled, and were not reported.
     pub(super) fn end_all(&mut self, peer: Option<PeerId>) -> Vec<(PeerId, u64)> {
         let is = |lent: &Lent| peer.is_none_or(|peer| peer == lent.peer);
-        let (filled, others): (Vec<_>, Vec<_>) = {
-            let mut ending: Vec<Lent> = Vec::new();
-            for mut lent in std::mem::take(&mut self.0) {
-                if is(&lent) {
-                    // One that had ended is not the peer's to fill any more.
-                    lent.token = lent.token.filter(|_| !lent.ended);
-                    lent.end();
-                    ending.push(lent);
-                } else {
-                    self.0.push(lent);
-                }
-            }
-            if !settle(|_| ending.iter().all(Lent::is_unused)) {
-                log::warn(format_args!(
-                    "a process of this node does not end its access to device memory, which may change that memory later"
-                ));
-            }
-            ending.into_iter().partition(|lent| lent.state() == State::Filled)
-        };
+        let (mut ending, kept): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.0).into_iter().partition(is);
+        self.0 = kept;
+        for lent in &mut ending {
+            // One that had ended is not the peer's to fill any more.
+            lent.token = lent.token.filter(|_| !lent.ended);
+            lent.end();
+        }
+        if !settle(|_| ending.iter().all(Lent::is_unused)) {
+            log::warn(format_args!(
+                "a process of this node does not end its access to device memory, which may change that memory later"
+            ));
+        }
+        let (filled, others): (Vec<_>, Vec<_>) =
+            ending.into_iter().partition(|lent| lent.state() == State::Filled);
         let busy = others.into_iter().filter(|lent| !lent.is_unused()).map(|lent| {
             LEFT_BY.store(process::pid(), Ordering::Relaxed);
             lent.permit

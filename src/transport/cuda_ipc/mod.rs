@@ -343,7 +343,7 @@ impl CudaIpc {
         n
     }
 
-    /// Reports what has happened to remote buffers.
+    /// Reports remote buffers that are filled, or failed.
     fn hear(&mut self, handler: &mut impl Handler) -> usize {
         let mut n = 0;
         while let Some(event) = self.lent.next() {
