@@ -10,6 +10,7 @@ mod config;
 #[allow(unsafe_code)] // calls libFuzzer
 mod fuzzing;
 mod memory;
+mod numbered;
 mod ofi;
 #[cfg(test)]
 mod patience;

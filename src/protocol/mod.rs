@@ -44,6 +44,7 @@ pub(crate) use state::Engine;
 pub(crate) use thresholds::Threshold;
 
 use crate::memory::keys::{Denied, Granted, Region, Right};
+use crate::numbered::numbered;
 use crate::transport::{Address, Figures, SendError};
 
 /// A receive from any peer.
@@ -159,59 +160,32 @@ impl Failure {
     }
 }
 
-/// The cause of a failure: the provider's own error numbers (`prov_errno`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(i32)]
-pub(crate) enum Cause {
-    Truncated = 1,
-    Cancelled = 2,
-    NoMessage = 3,
-    PeerDied = 4,
-    PeerClosed = 5,
-    LinkBroke = 6,
-    PeerUnreachable = 7,
-    SenderLost = 8,
-    SenderUnreadable = 9,
-    ReceiverRefused = 10,
-    PeerSilent = 11,
-    KeyRejected = 12,
-    AccessDenied = 13,
-    TargetFailed = 14,
-    NoAtomics = 15,
-    BufferUnwritable = 16,
-    NotStarted = 20,
-    MemberGone = 21,
-    MembersDisagree = 22,
+numbered! {
+    /// The cause of a failure: the provider's own error numbers (`prov_errno`).
+    pub(crate) enum Cause: i32 {
+        Truncated = 1,
+        Cancelled = 2,
+        NoMessage = 3,
+        PeerDied = 4,
+        PeerClosed = 5,
+        LinkBroke = 6,
+        PeerUnreachable = 7,
+        SenderLost = 8,
+        SenderUnreadable = 9,
+        ReceiverRefused = 10,
+        PeerSilent = 11,
+        KeyRejected = 12,
+        AccessDenied = 13,
+        TargetFailed = 14,
+        NoAtomics = 15,
+        BufferUnwritable = 16,
+        NotStarted = 20,
+        MemberGone = 21,
+        MembersDisagree = 22,
+    }
 }
 
 impl Cause {
-    const ALL: [Self; 19] = [
-        Self::Truncated,
-        Self::Cancelled,
-        Self::NoMessage,
-        Self::PeerDied,
-        Self::PeerClosed,
-        Self::LinkBroke,
-        Self::PeerUnreachable,
-        Self::SenderLost,
-        Self::SenderUnreadable,
-        Self::ReceiverRefused,
-        Self::PeerSilent,
-        Self::KeyRejected,
-        Self::AccessDenied,
-        Self::TargetFailed,
-        Self::NoAtomics,
-        Self::BufferUnwritable,
-        Self::NotStarted,
-        Self::MemberGone,
-        Self::MembersDisagree,
-    ];
-
-    /// The cause with this number.
-    pub(crate) fn from_number(number: i32) -> Option<Self> {
-        Self::ALL.into_iter().find(|cause| *cause as i32 == number)
-    }
-
     /// The message of this cause: one sentence.
     pub(crate) fn text(self) -> &'static str {
         match self {

@@ -1,83 +1,59 @@
 //! The operations and the types of elements, numbered as in libfabric and on the wire.
 
-/// An operation on an element. The numbers are those of fi_atomic(3) and of PROTOCOL.md §4.16.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub(crate) enum Op {
-    Min,
-    Max,
-    Sum,
-    Prod,
-    Lor,
-    Land,
-    Bor,
-    Band,
-    Lxor,
-    Bxor,
-    Read,
-    Write,
-    Cswap,
-    CswapNe,
-    CswapLe,
-    CswapLt,
-    CswapGe,
-    CswapGt,
-    Mswap,
+use crate::numbered::numbered;
+
+numbered! {
+    /// An operation on an element. The numbers are those of fi_atomic(3) and of PROTOCOL.md §4.16.
+    pub(crate) enum Op: u32 {
+        Min = 0,
+        Max = 1,
+        Sum = 2,
+        Prod = 3,
+        Lor = 4,
+        Land = 5,
+        Bor = 6,
+        Band = 7,
+        Lxor = 8,
+        Bxor = 9,
+        Read = 10,
+        Write = 11,
+        Cswap = 12,
+        CswapNe = 13,
+        CswapLe = 14,
+        CswapLt = 15,
+        CswapGe = 16,
+        CswapGt = 17,
+        Mswap = 18,
+    }
 }
 
 impl Op {
-    pub(crate) const ALL: [Self; 19] = [
-        Self::Min,
-        Self::Max,
-        Self::Sum,
-        Self::Prod,
-        Self::Lor,
-        Self::Land,
-        Self::Bor,
-        Self::Band,
-        Self::Lxor,
-        Self::Bxor,
-        Self::Read,
-        Self::Write,
-        Self::Cswap,
-        Self::CswapNe,
-        Self::CswapLe,
-        Self::CswapLt,
-        Self::CswapGe,
-        Self::CswapGt,
-        Self::Mswap,
-    ];
-
-    pub(crate) fn from_number(number: u32) -> Option<Self> {
-        Self::ALL.get(number as usize).copied()
-    }
-
     /// Whether the operation compares, and so has two operands.
     pub(super) fn compares(self) -> bool {
         self as u8 >= Self::Cswap as u8
     }
 }
 
-/// The type of an element, numbered in the same way.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub(crate) enum Datatype {
-    Int8,
-    Uint8,
-    Int16,
-    Uint16,
-    Int32,
-    Uint32,
-    Int64,
-    Uint64,
-    Float,
-    Double,
-    FloatComplex,
-    DoubleComplex,
-    LongDouble,
-    LongDoubleComplex,
-    Int128,
-    Uint128,
+numbered! {
+    /// The type of an element, numbered in the same way.
+    pub(crate) enum Datatype: u32 {
+        Int8 = 0,
+        Uint8 = 1,
+        Int16 = 2,
+        Uint16 = 3,
+        Int32 = 4,
+        Uint32 = 5,
+        Int64 = 6,
+        Uint64 = 7,
+        Float = 8,
+        Double = 9,
+        FloatComplex = 10,
+        DoubleComplex = 11,
+        LongDouble = 12,
+        LongDoubleComplex = 13,
+        Int128 = 14,
+        Uint128 = 15,
+    }
 }
 
 /// The kind of arithmetic that a type has.
@@ -89,29 +65,6 @@ pub(super) enum Kind {
 }
 
 impl Datatype {
-    pub(crate) const ALL: [Self; 16] = [
-        Self::Int8,
-        Self::Uint8,
-        Self::Int16,
-        Self::Uint16,
-        Self::Int32,
-        Self::Uint32,
-        Self::Int64,
-        Self::Uint64,
-        Self::Float,
-        Self::Double,
-        Self::FloatComplex,
-        Self::DoubleComplex,
-        Self::LongDouble,
-        Self::LongDoubleComplex,
-        Self::Int128,
-        Self::Uint128,
-    ];
-
-    pub(crate) fn from_number(number: u32) -> Option<Self> {
-        Self::ALL.get(number as usize).copied()
-    }
-
     /// Length of one element, bytes.
     pub(crate) fn size(self) -> usize {
         match self {

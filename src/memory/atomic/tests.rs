@@ -81,7 +81,7 @@ fn integers_are_as_in_c() {
         let top = 1 << (8 * size - 1);
         let values =
             [0, 1, 2, 3, 0x55, 7, mask, mask - 1, top, top - 1, top + 1, top / 3, mask / 3];
-        for op in Op::ALL {
+        for &op in Op::ALL {
             for old in values {
                 for new in values {
                     for compare in [old, new, 0, mask, top, 0x0f] {
@@ -260,10 +260,10 @@ fn what_is_offered_makes_sense() {
     assert!(!offered(Form::Fetch, Op::Cswap, Datatype::Int8));
     assert_eq!(Op::from_number(19), None);
     assert_eq!(Datatype::from_number(16), None);
-    for (number, op) in Op::ALL.into_iter().enumerate() {
+    for (number, op) in Op::ALL.iter().copied().enumerate() {
         assert_eq!((op as usize, Op::from_number(number as u32)), (number, Some(op)));
     }
-    for (number, datatype) in Datatype::ALL.into_iter().enumerate() {
+    for (number, datatype) in Datatype::ALL.iter().copied().enumerate() {
         assert_eq!(datatype as usize, number);
         assert_eq!(MAX_BYTES % datatype.size(), 0);
     }

@@ -13,34 +13,42 @@ macro_rules! receives {
                 ep: *mut fid_ep, buf: *mut c_void, len: usize, _desc: *mut c_void, from: fi_addr_t, $($tag: u64,)*
                 context: *mut c_void,
             ) => $receive($handle(ep), segment(buf, len), $tagging, from, context, Flags::Default);
-            $list $list_text (
-                ep: *mut fid_ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, from: fi_addr_t,
-                $($tag: u64,)* context: *mut c_void,
-            ) => $receive($handle(ep), vector(iov, count), $tagging, from, context, Flags::Default);
-            $told $told_text (ep: *mut fid_ep, msg: *const $message, flags: u64) => match msg.as_ref() {
-                None => -(FI_EINVAL as isize),
-                Some(m) => {
-                    let to = vector(m.msg_iov, m.iov_count);
-                    $receive($handle(ep), to, $of_message(m), m.addr, m.context, Flags::Call(flags))
-                }
-            };
-            $any_list $list_text (
-                ep: *mut fid_ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, from: fi_addr_t,
-                $($tag: u64,)* context: *mut c_void,
-            ) => $receive($handle(ep), device::find(vector(iov, count)), $tagging, from, context, Flags::Default);
-            $any_told $told_text (ep: *mut fid_ep, msg: *const $message, flags: u64) => match msg.as_ref() {
-                None => -(FI_EINVAL as isize),
-                Some(m) => {
-                    let to = device::find(vector(m.msg_iov, m.iov_count));
-                    $receive($handle(ep), to, $of_message(m), m.addr, m.context, Flags::Call(flags))
-                }
-            };
         }
         device_entries! {
             $any_one $one_text, desc, $handle(ep) => $one; (
                 ep: *mut fid_ep, buf: *mut c_void, len: usize, desc: *mut c_void, from: fi_addr_t, $($tag: u64,)*
                 context: *mut c_void,
             ) => $receive($handle(ep), device::one(buf, len), $tagging, from, context, Flags::Default);
+        }
+        vector_receives! {
+            identity, $receive($handle), ($($tag)*) $tagging, $message, $of_message;
+            $list $list_text $told $told_text
+        }
+        vector_receives! {
+            device::find, $receive($handle), ($($tag)*) $tagging, $message, $of_message;
+            $any_list $list_text $any_told $told_text
+        }
+    };
+}
+
+/// The forms of a receive that take a list of buffers. `$find` says which of them are device memory.
+macro_rules! vector_receives {
+    (
+        $find:path, $receive:ident($handle:ident), ($($tag:ident)*) $tagging:expr, $message:ty, $of_message:expr;
+        $list:ident $list_text:literal $told:ident $told_text:literal
+    ) => {
+        entries! { data_entry -> isize;
+            $list $list_text (
+                ep: *mut fid_ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, from: fi_addr_t,
+                $($tag: u64,)* context: *mut c_void,
+            ) => $receive($handle(ep), $find(vector(iov, count)), $tagging, from, context, Flags::Default);
+            $told $told_text (ep: *mut fid_ep, msg: *const $message, flags: u64) => match msg.as_ref() {
+                None => -(FI_EINVAL as isize),
+                Some(m) => {
+                    let to = $find(vector(m.msg_iov, m.iov_count));
+                    $receive($handle(ep), to, $of_message(m), m.addr, m.context, Flags::Call(flags))
+                }
+            };
         }
     };
 }
@@ -81,27 +89,14 @@ macro_rules! sends {
                 ep: *mut fid_ep, buf: *const c_void, len: usize, _desc: *mut c_void, to: fi_addr_t, $($tag: u64,)?
                 context: *mut c_void,
             ) => send(endpoint(ep), segment(buf, len), $tagging, None, to, context, Flags::Default);
-            sendv $list (
-                ep: *mut fid_ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, to: fi_addr_t,
-                $($tag: u64,)? context: *mut c_void,
-            ) => send(endpoint(ep), vector(iov, count), $tagging, None, to, context, Flags::Default);
-            sendmsg $told (ep: *mut fid_ep, msg: *const $message, flags: u64) => match msg.as_ref() {
-                None => -(FI_EINVAL as isize),
-                Some(m) => {
-                    let from = vector(m.msg_iov, m.iov_count);
-                    let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(m.data);
-                    send(endpoint(ep), from, $of_message(m), data, m.addr, m.context, Flags::Call(flags))
-                }
-            };
-            inject $inject (ep: *mut fid_ep, buf: *const c_void, len: usize, to: fi_addr_t $(, $tag: u64)?)
-                => send(endpoint(ep), segment(buf, len), $tagging, None, to, null_mut(), Flags::Inject);
             senddata $data (
                 ep: *mut fid_ep, buf: *const c_void, len: usize, _desc: *mut c_void, data: u64, to: fi_addr_t,
                 $($tag: u64,)? context: *mut c_void,
             ) => send(endpoint(ep), segment(buf, len), $tagging, Some(data), to, context, Flags::Default);
-            injectdata $injectdata (
-                ep: *mut fid_ep, buf: *const c_void, len: usize, data: u64, to: fi_addr_t $(, $tag: u64)?
-            ) => send(endpoint(ep), segment(buf, len), $tagging, Some(data), to, null_mut(), Flags::Inject);
+        }
+        more_sends! {
+            segment, identity, ($($tag)?) $tagging, $message, $of_message;
+            $list $told $inject $injectdata
         }
         /// The same for endpoints whose buffers may be device memory. fi_inject has no descriptor: MPICH and Intel MPI
         /// pass it device memory, whatever the mode.
@@ -117,26 +112,39 @@ macro_rules! sends {
                     $($tag: u64,)? context: *mut c_void,
                 ) => send(endpoint(ep), device::one(buf, len), $tagging, Some(data), to, context, Flags::Default);
             }
-            entries! { data_entry -> isize;
-                sendv $list (
-                    ep: *mut fid_ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, to: fi_addr_t,
-                    $($tag: u64,)? context: *mut c_void,
-                ) => send(endpoint(ep), device::find(vector(iov, count)), $tagging, None, to, context, Flags::Default);
-                sendmsg $told (ep: *mut fid_ep, msg: *const $message, flags: u64) => match msg.as_ref() {
-                    None => -(FI_EINVAL as isize),
-                    Some(m) => {
-                        let from = device::find(vector(m.msg_iov, m.iov_count));
-                        let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(m.data);
-                        send(endpoint(ep), from, $of_message(m), data, m.addr, m.context, Flags::Call(flags))
-                    }
-                };
-                inject $inject (ep: *mut fid_ep, buf: *const c_void, len: usize, to: fi_addr_t $(, $tag: u64)?)
-                    => send(endpoint(ep), device::one(buf, len), $tagging, None, to, null_mut(), Flags::Inject);
-                injectdata $injectdata (
-                    ep: *mut fid_ep, buf: *const c_void, len: usize, data: u64, to: fi_addr_t $(, $tag: u64)?
-                ) => send(endpoint(ep), device::one(buf, len), $tagging, Some(data), to, null_mut(), Flags::Inject);
+            more_sends! {
+                device::one, device::find, ($($tag)?) $tagging, $message, $of_message;
+                $list $told $inject $injectdata
             }
             pub(super) const SENDS: Calls = send_calls!(Calls);
+        }
+    };
+}
+
+/// The sends of several buffers, and those without a descriptor. `$one` and `$find` say what is device memory.
+macro_rules! more_sends {
+    (
+        $one:path, $find:path, ($($tag:ident)?) $tagging:expr, $message:ty, $of_message:expr;
+        $list:literal $told:literal $inject:literal $injectdata:literal
+    ) => {
+        entries! { data_entry -> isize;
+            sendv $list (
+                ep: *mut fid_ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, to: fi_addr_t,
+                $($tag: u64,)? context: *mut c_void,
+            ) => send(endpoint(ep), $find(vector(iov, count)), $tagging, None, to, context, Flags::Default);
+            sendmsg $told (ep: *mut fid_ep, msg: *const $message, flags: u64) => match msg.as_ref() {
+                None => -(FI_EINVAL as isize),
+                Some(m) => {
+                    let from = $find(vector(m.msg_iov, m.iov_count));
+                    let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(m.data);
+                    send(endpoint(ep), from, $of_message(m), data, m.addr, m.context, Flags::Call(flags))
+                }
+            };
+            inject $inject (ep: *mut fid_ep, buf: *const c_void, len: usize, to: fi_addr_t $(, $tag: u64)?)
+                => send(endpoint(ep), $one(buf, len), $tagging, None, to, null_mut(), Flags::Inject);
+            injectdata $injectdata (
+                ep: *mut fid_ep, buf: *const c_void, len: usize, data: u64, to: fi_addr_t $(, $tag: u64)?
+            ) => send(endpoint(ep), $one(buf, len), $tagging, Some(data), to, null_mut(), Flags::Inject);
         }
     };
 }
@@ -186,4 +194,4 @@ macro_rules! tables {
     };
 }
 
-pub(super) use {device_entries, receives, send_calls, sends, tables};
+pub(super) use {device_entries, more_sends, receives, send_calls, sends, tables, vector_receives};

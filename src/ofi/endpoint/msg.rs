@@ -1,13 +1,16 @@
 //! `struct fi_ops_msg`.
 
 use super::device;
-use super::entries::{device_entries, receives, send_calls, sends, tables};
+use super::entries::{
+    device_entries, more_sends, receives, send_calls, sends, tables, vector_receives,
+};
 use super::state::endpoint;
 use super::transfer::{Flags, Tagging, receive, segment, send, vector};
 use crate::ofi::guard::entries;
 use crate::ofi::table::{Table, stubs};
 use libc::iovec;
 use libfabric_sys::{FI_EINVAL, FI_REMOTE_CQ_DATA, fi_addr_t, fi_msg, fi_ops_msg, fid_ep};
+use std::convert::identity;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 

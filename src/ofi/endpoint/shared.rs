@@ -6,7 +6,7 @@
 //! them, and are numbered by their arrival.
 
 use super::device;
-use super::entries::{device_entries, receives};
+use super::entries::{device_entries, receives, vector_receives};
 use super::none::{NO_ATOMIC, NO_COLLECTIVE};
 use super::state::{DEFAULT_MIN_MULTI_RECV, Endpoint, ReceiveState, SharedReceive, SharedTransmit};
 use super::transfer::{Flags, Special, Tagging, result, segment, vector};
@@ -30,6 +30,7 @@ use libfabric_sys::{
     fi_tx_attr, fid, fid_ep, fid_stx, fid_t,
 };
 use std::cell::Cell;
+use std::convert::identity;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 

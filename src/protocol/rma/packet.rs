@@ -5,7 +5,6 @@ use super::ranges::{MAX_RANGES, RemoteRange, RemoteRanges};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::protocol::packet::Ranges;
 use crate::sys::cma::Range;
-use std::fmt;
 
 const WRITE: u8 = 16;
 const WRITE_MORE: u8 = 17;
@@ -223,54 +222,6 @@ impl RmaPacket {
     }
 }
 
-impl fmt::Display for RmaPacket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Write { tx, data, more, ranges, sources } => {
-                write!(f, "WRITE tx {tx:#x} into {ranges} ranges")?;
-                if let Some(data) = data {
-                    write!(f, ", data {data:#x}")?;
-                }
-                match more {
-                    Some(len) if *sources > 0 => write!(f, ", {len} bytes in {sources} ranges"),
-                    Some(len) => write!(f, ", {len} bytes"),
-                    None => Ok(()),
-                }
-            }
-            Self::WriteMore { tx, offset } => write!(f, "WRITE_MORE tx {tx:#x} at {offset}"),
-            Self::Read { tx, ranges, sinks } => {
-                write!(f, "READ tx {tx:#x} of {ranges} ranges into {sinks} ranges")
-            }
-            Self::ReadData { tx, offset, faulted } => {
-                let faulted = if *faulted { ", faulted" } else { "" };
-                write!(f, "READ_DATA tx {tx:#x} at {offset}{faulted}")
-            }
-            Self::Done { status } => write!(f, "DONE status {status}"),
-            Self::Push { tx, faulted } => {
-                write!(f, "PUSH tx {tx:#x}{}", if *faulted { ", faulted" } else { "" })
-            }
-            Self::Fault { tx } => write!(f, "FAULT tx {tx:#x}"),
-            Self::Atomic { tx, data, fetches, ranges, op, datatype } => {
-                write!(f, "ATOMIC tx {tx:#x} op {op} type {datatype} on {ranges} ranges")?;
-                if let Some(data) = data {
-                    write!(f, ", data {data:#x}")?;
-                }
-                if *fetches { write!(f, ", fetches") } else { Ok(()) }
-            }
-            Self::Result { tx } => write!(f, "RESULT tx {tx:#x}"),
-            Self::Grant { key, base, len, reads, writes, flushes } => {
-                write!(f, "GRANT key {key:#x}, {len} bytes at {base:#x}")?;
-                write!(f, "{}", if *reads { ", reads" } else { "" })?;
-                write!(f, "{}", if *writes { ", writes" } else { "" })?;
-                write!(f, "{}", if *flushes { ", flush reads" } else { "" })
-            }
-            Self::Retract { key, base, len } => {
-                write!(f, "RETRACT key {key:#x}, {len} bytes at {base:#x}")
-            }
-        }
-    }
-}
-
 /// The encoded ranges before the payload of a request.
 pub(super) struct Prefix {
     bytes: [u8; PREFIX_MAX],
@@ -397,7 +348,7 @@ mod tests {
             ranges in 0..=4u8,
             locals in 0..=4u8,
         ) {
-            let _ = RmaPacket::decode(&bytes).map(|packet| packet.to_string());
+            let _ = RmaPacket::decode(&bytes);
             if let Some((remote, _, rest)) = Prefix::read(&bytes, ranges, locals) {
                 prop_assert_eq!(remote.as_slice().len(), usize::from(ranges));
                 let prefix = usize::from(ranges) * REMOTE_LEN + usize::from(locals) * LOCAL_LEN;

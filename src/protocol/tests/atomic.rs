@@ -355,7 +355,7 @@ fn packets_that_nobody_sends_are_dropped() {
         let before = world.dropped(1);
         forge(&world, 2, 1, packet, payload);
         world.settle();
-        assert_eq!(world.dropped(1) - before, 1, "{packet}");
+        assert_eq!(world.dropped(1) - before, 1, "{packet:?}");
     }
     // An operation of a later version is refused by number. No operation waits for the answer, so it is dropped.
     for packet in [
@@ -366,7 +366,7 @@ fn packets_that_nobody_sends_are_dropped() {
         let before = world.dropped(2);
         forge(&world, 2, 1, &packet, &words(&[KEY, 0, 8, 1]));
         world.settle();
-        assert_eq!(world.dropped(2) - before, 1, "{packet}");
+        assert_eq!(world.dropped(2) - before, 1, "{packet:?}");
     }
     assert!(region.0.iter().all(|byte| *byte == 0));
     assert!(world.accesses(1).is_empty());

@@ -202,7 +202,7 @@ fn a_sender_that_has_declined_says_so_again_of_what_is_lent_before() {
         said.iter()
             .map(|packet| match packet {
                 Packet::Decline { rx: 9, offset } => *offset,
-                other => panic!("{other}"),
+                other => panic!("{other:?}"),
             })
             .collect::<Vec<_>>()
     };

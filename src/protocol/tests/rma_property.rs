@@ -82,7 +82,7 @@ struct Run {
 /// A random atomic operation that exists, and its form.
 fn any_operation(rng: &mut Rng) -> (Operation, Form) {
     loop {
-        let operation = Operation { op: rng.pick(&Op::ALL), datatype: rng.pick(&Datatype::ALL) };
+        let operation = Operation { op: rng.pick(Op::ALL), datatype: rng.pick(Datatype::ALL) };
         let form = rng.pick(&[Form::Base, Form::Fetch, Form::Compare]);
         if operation.is_offered(form) {
             return (operation, form);

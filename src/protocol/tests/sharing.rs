@@ -248,7 +248,7 @@ fn many_messages_share_few_cells() {
 fn what_nobody_asked_for_is_dropped() {
     let mut begun = Begun::fair();
     let [packet] = begun.world.on_wire(1, 0)[..] else { panic!("{:?}", begun.world.on_wire(1, 0)) };
-    let Packet::Cooperate { tx, offset, share, ranges } = packet else { panic!("{packet}") };
+    let Packet::Cooperate { tx, offset, share, ranges } = packet else { panic!("{packet:?}") };
     for forged in [
         packet, // twice
         Packet::Cooperate { tx: tx + (1 << 32), offset, share, ranges },

@@ -451,7 +451,8 @@ impl Net {
             _ => return None,
         };
         let expected = self.expected.get_mut(&(me, peer))?.pop_front();
-        let expected = expected.unwrap_or_else(|| panic!("{me} sends {packet} unasked to {peer}"));
+        let expected =
+            expected.unwrap_or_else(|| panic!("{me} sends {packet:?} unasked to {peer}"));
         let Expected { message, envelope, at, .. } = expected;
         assert_eq!(*sent, envelope, "message {message} is out of order or changed");
         assert!(len.is_none_or(|len| len == expected.len), "message {message}: length");
