@@ -263,6 +263,21 @@ struct Upwards<'a, H> {
     handler: &'a mut H,
 }
 
+impl<H: Handler> Upwards<'_, H> {
+    /// Passes on what was kept.
+    fn on_event(&mut self, event: Event) {
+        match event {
+            Event::Connected(peer, address) => self.on_connected(peer, &address),
+            Event::Message { peer, header, header_len, payload } => {
+                let header = header.get(..usize::from(header_len)).unwrap_or(&[]);
+                self.on_message(peer, header, &payload);
+            }
+            Event::Acknowledged(peer, upto) => self.on_acknowledged(peer, upto),
+            Event::Departure(peer, departure) => self.on_departure(peer, departure),
+        }
+    }
+}
+
 impl<H: Handler> Sink for Upwards<'_, H> {
     fn peer_of(&mut self, address: &Address) -> Option<PeerId> {
         self.inner.intern(address)
@@ -679,15 +694,7 @@ impl Net {
                 used,
                 handler,
             };
-            match event {
-                Event::Connected(peer, address) => sink.on_connected(peer, &address),
-                Event::Message { peer, header, header_len, payload } => {
-                    let header = header.get(..usize::from(header_len)).unwrap_or(&[]);
-                    sink.on_message(peer, header, &payload);
-                }
-                Event::Acknowledged(peer, upto) => sink.on_acknowledged(peer, upto),
-                Event::Departure(peer, departure) => sink.on_departure(peer, departure),
-            }
+            sink.on_event(event);
             n += 1;
         }
         let (streams, bulk) = (&mut self.streams, &mut self.bulk);
@@ -703,19 +710,16 @@ impl Net {
             used,
             handler,
         });
-        if let Some(streams) = &mut self.streams {
-            n += streams_turn(streams, &mut core.machine, now, &mut Above { numbers, handler });
-        }
-        if core.link.moves() != self.moves {
-            self.moves = core.link.moves();
-            if let Some(bulk) = &mut self.bulk {
-                bulk.renew(now, &mut Above { numbers, handler });
-            }
-        }
-        if let Some(bulk) = self.bulk.as_mut().filter(|bulk| bulk.has_work()) {
-            (self.rhythm.hot, self.rhythm.bulk_hot) = (COOLING, true);
-            n += poll_bulk(bulk.as_mut(), &mut core, now, &mut Above { numbers, handler });
-        }
+        let Self { streams, bulk, moves, rhythm, .. } = self;
+        n += beside_turn(
+            streams,
+            bulk,
+            moves,
+            rhythm,
+            &mut core,
+            now,
+            &mut Above { numbers, handler },
+        );
         if n > 0 {
             self.rhythm.on_traffic(&self.shared);
         }
@@ -1221,6 +1225,32 @@ fn streams_turn(
             streams.put_back((peer, number));
             break;
         }
+    }
+    n
+}
+
+/// A turn of the streams and of the bulk path. Returns the number of events.
+fn beside_turn(
+    streams: &mut Option<Streams>,
+    bulk: &mut Option<Box<dyn Bulk>>,
+    moves: &mut u64,
+    rhythm: &mut Rhythm,
+    core: &mut Core,
+    now: u64,
+    above: &mut Above<'_, impl Handler>,
+) -> usize {
+    let mut n = 0;
+    if let Some(streams) = streams {
+        n += streams_turn(streams, &mut core.machine, now, above);
+    }
+    let Some(bulk) = bulk else { return n };
+    if core.link.moves() != *moves {
+        *moves = core.link.moves();
+        bulk.renew(now, above);
+    }
+    if bulk.has_work() {
+        (rhythm.hot, rhythm.bulk_hot) = (COOLING, true);
+        n += poll_bulk(bulk.as_mut(), core, now, above);
     }
     n
 }

@@ -657,6 +657,36 @@ pub(super) enum Popped {
     Malformed,
 }
 
+/// The head of a slot, as the producer wrote it: not checked.
+#[derive(Clone, Copy)]
+struct SlotHead {
+    len: usize,
+    offset: usize,
+    header_len: usize,
+    kind: u8,
+    seen: u16,
+}
+
+impl SlotHead {
+    /// Each field is read once.
+    ///
+    /// # Safety
+    /// `slot` is that of a segment, and its producer has published it.
+    #[inline(always)]
+    unsafe fn read(slot: *mut u8) -> Self {
+        // SAFETY: the caller vouches.
+        unsafe {
+            Self {
+                len: slot.add(4).cast::<u32>().read_volatile() as usize,
+                offset: slot.add(8).cast::<u32>().read_volatile() as usize,
+                header_len: slot.add(12).read_volatile() as usize,
+                kind: slot.add(13).read_volatile(),
+                seen: slot.add(14).cast::<u16>().read_volatile(),
+            }
+        }
+    }
+}
+
 /// The receiving end.
 #[derive(Debug)]
 pub(super) struct Consumer<M = Arc<SharedMemory>> {
@@ -721,38 +751,13 @@ impl<M: Storage> Consumer<M> {
             return Popped::Empty;
         }
         self.memory.read(slot, SLOT);
-        // SAFETY: the acquire load above made the producer's writes visible; each field is read
-        // once and checked before it is used as a bound.
-        let (len, offset, header_len, kind, seen) = unsafe {
-            (
-                slot.add(4).cast::<u32>().read_volatile() as usize,
-                slot.add(8).cast::<u32>().read_volatile() as usize,
-                slot.add(12).read_volatile() as usize,
-                slot.add(13).read_volatile(),
-                slot.add(14).cast::<u16>().read_volatile(),
-            )
-        };
+        // SAFETY: the acquire load above made the producer's writes visible.
+        let head = unsafe { SlotHead::read(slot) };
         // SAFETY: the slot's room lies behind its header.
         let room = unsafe { slot.add(SLOT_HEADER) };
+        let SlotHead { len, header_len, kind, seen, .. } = head;
         let mut place = None;
-        let payload = match kind {
-            INLINE if header_len + len <= SLOT_ROOM => room.wrapping_add(header_len),
-            BULK if offset + len <= self.geometry.bulk as usize => {
-                self.memory.base().as_ptr().wrapping_add(self.geometry.bulk_at() + offset)
-            }
-            PLACED | RETURNED => {
-                let Some([this, other]) = &self.places else { return Popped::Malformed };
-                let ours = kind == RETURNED;
-                let area = if ours { other } else { this };
-                let Some((index, start)) = area.find(offset as u32, len) else {
-                    return Popped::Malformed;
-                };
-                area.memory().read(start, len);
-                place = Some(Place { ours, index });
-                start
-            }
-            _ => return Popped::Malformed,
-        };
+        let Some(payload) = self.payload(&head, room, &mut place) else { return Popped::Malformed };
         if header_len > MAX_HEADER {
             return Popped::Malformed;
         }
@@ -774,6 +779,34 @@ impl<M: Storage> Consumer<M> {
         }
         self.received = self.received.wrapping_add(1);
         Popped::Handed(Handed { place, len: len as u32, seen, count: self.received })
+    }
+
+    /// Where the payload of a slot with this head and this room is; `place`: its buffer, if it lies in one. `None`: the
+    /// head points outside the segment.
+    #[inline(always)]
+    fn payload(
+        &self,
+        head: &SlotHead,
+        room: *mut u8,
+        place: &mut Option<Place>,
+    ) -> Option<*mut u8> {
+        let SlotHead { len, offset, header_len, kind, .. } = *head;
+        match kind {
+            INLINE if header_len + len <= SLOT_ROOM => Some(room.wrapping_add(header_len)),
+            BULK if offset + len <= self.geometry.bulk as usize => {
+                Some(self.memory.base().as_ptr().wrapping_add(self.geometry.bulk_at() + offset))
+            }
+            PLACED | RETURNED => {
+                let [this, other] = self.places.as_ref()?;
+                let ours = kind == RETURNED;
+                let area = if ours { other } else { this };
+                let (index, start) = area.find(offset as u32, len)?;
+                area.memory().read(start, len);
+                *place = Some(Place { ours, index });
+                Some(start)
+            }
+            _ => None,
+        }
     }
 
     /// Tells the producer how much was consumed, if it does not know.
