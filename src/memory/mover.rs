@@ -21,7 +21,7 @@
 
 use crate::sys::Errno;
 pub(crate) use crate::sys::cuda::Failure;
-use crate::sys::cuda::{self, Allocation, Cuda, IpcHandle, Lane};
+use crate::sys::cuda::{self, Allocation, Cuda, Lane, Part};
 use crate::sys::process::{self, Home};
 use crate::telemetry::log;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -108,12 +108,20 @@ pub(crate) fn site_of(addr: usize, len: usize) -> Result<Option<Site>, Errno> {
         Ok(None) => return Ok(None),
         Err(failure) => return unknown(addr, failure),
     };
-    let offset = addr as u64 - found.start.min(addr as u64);
-    if (found.len as u64).checked_sub(offset).is_none_or(|rest| (len as u64) > rest) {
-        return Err(Errno(libc::EINVAL));
+    let context = cuda.context_of(&found);
+    let (mut last, end) = (found, (addr as u64).saturating_add(len as u64));
+    synchronize(cuda, &last);
+    while last.end() < end {
+        // Memory of cuMemCreate may be mapped in parts: PyTorch's expandable segments.
+        let next = if last.is_mapped() { cuda.find(last.end()) } else { Ok(None) };
+        match next {
+            Ok(Some(next)) if next.end() > last.end() && cuda.context_of(&next) == context => {
+                last = next;
+            }
+            _ => return Err(Errno(libc::EINVAL)),
+        }
     }
-    synchronize(cuda, &found);
-    site_in(cuda, cuda.context_of(&found)).map(Some)
+    site_in(cuda, context).map(Some)
 }
 
 /// What is done with memory of which the driver tells nothing, because it has failed: the kernel knows what the processor may
@@ -244,11 +252,11 @@ pub(crate) struct Import {
 }
 
 impl Import {
-    /// Opens an allocation of `len` bytes. Failures: those of the driver.
-    pub(crate) fn open(site: Site, handle: &IpcHandle, len: u64) -> Result<Self, Failure> {
+    /// Opens an allocation. Failures: those of the driver.
+    pub(crate) fn open(site: Site, part: &Part) -> Result<Self, Failure> {
         let (cuda, context) = at(site, |place| place.context)?;
-        let open = cuda.import(context, handle)?;
-        let start = open.start();
+        let open = cuda.import(context, part)?;
+        let (start, len) = (open.start(), part.len as u64);
         Ok(Self { site, open: Some(open), start, len, home: Home::here() })
     }
 
@@ -256,14 +264,22 @@ impl Import {
     pub(crate) fn own(site: Site, start: u64, len: u64) -> Self {
         Self { site, open: None, start, len, home: Home::here() }
     }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
 }
 
 impl Drop for Import {
     fn drop(&mut self) {
-        if let (Some(cuda), Some(open), true) = (Cuda::get(), &self.open, self.home.is_here()) {
-            // A driver that is shut down has closed it.
-            let _ = cuda.close(open);
-        }
+        let Some(open) = self.open.as_ref().filter(|_| self.home.is_here()) else { return };
+        let (Some(cuda), lane) = (Cuda::get(), borrow(self.site).ok().map(|(_, lane)| lane)) else {
+            return;
+        };
+        // A driver that is shut down has closed it.
+        let _ = cuda.close(open, lane.as_ref());
+        lane.into_iter().for_each(|lane| give_back(self.site, lane));
     }
 }
 

@@ -3,7 +3,8 @@
  * Prints a line for each statement, then "N passed, N failed", and fails if one of them is not true. It is linked with
  * the double's libcuda.so.1, and takes whichever the loader finds. It needs one device.
  *
- * `conformance open HANDLE BYTES` is its second process: opens an IPC handle, checks the bytes, and changes them.
+ * `conformance open HANDLE BYTES` is its second process: opens an IPC handle, checks the bytes, and changes them. So are
+ * `conformance map DESCRIPTOR BYTES` and `conformance pool DESCRIPTOR POINTER BYTES` for memory without a handle.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -32,6 +33,22 @@ extern int cuMemcpyAsync(ptr, ptr, size_t, void *), cuMemcpyHtoD_v2(ptr, const v
 extern int cuStreamCreate(void **, unsigned), cuStreamDestroy_v2(void *), cuStreamSynchronize(void *), cuStreamQuery(void *);
 extern int cuEventCreate(void **, unsigned), cuEventRecord(void *, void *), cuEventQuery(void *), cuEventDestroy_v2(void *);
 extern int cuIpcGetMemHandle(handle *, ptr), cuIpcOpenMemHandle_v2(ptr *, handle, unsigned), cuIpcCloseMemHandle(ptr);
+extern int cuMemCreate(uint64_t *, size_t, const void *, unsigned long long), cuMemRelease(uint64_t);
+extern int cuMemGetAllocationGranularity(size_t *, const void *, unsigned), cuMemRetainAllocationHandle(uint64_t *, ptr);
+extern int cuMemAddressReserve(ptr *, size_t, size_t, ptr, unsigned long long), cuMemAddressFree(ptr, size_t);
+extern int cuMemMap(ptr, size_t, size_t, uint64_t, unsigned long long), cuMemUnmap(ptr, size_t);
+extern int cuMemSetAccess(ptr, size_t, const void *, size_t);
+extern int cuMemExportToShareableHandle(int *, uint64_t, int, unsigned long long), cuMemImportFromShareableHandle(uint64_t *, void *, int);
+extern int cuMemPoolCreate(void **, const void *), cuMemPoolDestroy(void *), cuMemAllocFromPoolAsync(ptr *, size_t, void *, void *);
+extern int cuMemPoolExportToShareableHandle(int *, void *, int, unsigned long long), cuMemPoolExportPointer(handle *, ptr);
+extern int cuMemPoolImportFromShareableHandle(void **, void *, int, unsigned long long), cuMemPoolImportPointer(ptr *, void *, const handle *);
+extern int cuMemPoolSetAccess(void *, const void *, size_t);
+
+/* CUmemAllocationProp, the begin of CUmemPoolProps; CUmemAccessDesc. */
+struct properties { int type, handles, location[2]; char rest[96]; };
+struct access { int location[2], flags; };
+static const struct access access_of_first = { { 1, 0 }, 3 };
+enum { POSIX_FD = 1 };
 
 enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, NOT_READY = 600, NON_BLOCKING = 1, LEN = 1 << 20 };
 
@@ -191,42 +208,96 @@ static void print_handle(char *to, const handle *h)
 }
 
 /* Runs this program again as the one that opens. */
-static int opened_by_another(const handle *h, const char *bytes)
+static int opened_by_another(int fd, const handle *h, const char *bytes)
 {
-	char text[2 * sizeof h->bytes + 1];
-	int status = -1;
-	print_handle(text, h);
+	char text[2 * sizeof h->bytes + 1] = "", number[16];
+	int status = -1, inherited = fd < 0 ? -1 : dup(fd);
+	if (h)
+		print_handle(text, h);
+	sprintf(number, "%d", inherited);
+	/* What is opened by its handle, by its descriptor, or by both. */
+	char *by_handle[] = {(char *)self, "open", text, (char *)bytes, 0}, *by_both[] = {(char *)self, "pool", number, text, (char *)bytes, 0};
+	char *by_descriptor[] = {(char *)self, "map", number, (char *)bytes, 0}, **arguments = fd < 0 ? by_handle : h ? by_both : by_descriptor;
 	fflush(stdout);
 	pid_t child = vfork();
 	if (!child) {
-		execl(self, self, "open", text, bytes, (char *)0);
+		execv(self, arguments);
 		_exit(127);
 	}
+	if (inherited >= 0)
+		close(inherited);
 	return waitpid(child, &status, 0) == child && status == 0;
+}
+
+static handle handle_of(const char *text)
+{
+	handle h;
+	for (size_t i = 0; i < sizeof h.bytes; i++)
+		sscanf(text + 2 * i, "%2hhx", &h.bytes[i]);
+	return h;
+}
+
+static int begins(void)
+{
+	void *context;
+	return cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context);
+}
+
+/* Whether it is device memory with these bytes, which are changed. */
+static int has(ptr p, const char *bytes)
+{
+	char back[16] = {0};
+	return ask(p).type == 2 && !cuMemcpyDtoH_v2(back, p + 100, strlen(bytes)) && !strcmp(back, bytes) && !cuMemcpyHtoD_v2(p + 100, "changed", 7);
+}
+
+static void *descriptor(const char *number) { return (void *)(intptr_t)atoi(number); }
+
+static int maps(const char *number, const char *bytes)
+{
+	uint64_t part;
+	size_t len;
+	ptr p;
+	struct properties of = { 1, POSIX_FD, { 1, 0 }, { 0 } };
+	if (begins() || cuMemGetAllocationGranularity(&len, &of, 0))
+		return 2;
+	if (cuMemImportFromShareableHandle(&part, descriptor(number), POSIX_FD) || cuMemAddressReserve(&p, len, 0, 0, 0))
+		return 3;
+	/* The descriptor and the handle are needed no more. */
+	if (close(atoi(number)) || cuMemMap(p, len, 0, part, 0) || cuMemRelease(part) || cuMemSetAccess(p, len, &access_of_first, 1))
+		return 4;
+	return !has(p, bytes) || cuMemUnmap(p, len) || cuMemAddressFree(p, len) ? 5 : 0;
+}
+
+static int imports(const char *number, const char *text, const char *bytes)
+{
+	handle h = handle_of(text);
+	void *pool;
+	ptr p;
+	if (begins())
+		return 2;
+	if (cuMemPoolImportFromShareableHandle(&pool, descriptor(number), POSIX_FD, 0) || cuMemPoolSetAccess(pool, &access_of_first, 1))
+		return 3;
+	if (close(atoi(number)) || cuMemPoolImportPointer(&p, pool, &h) || cuMemPoolDestroy(pool))
+		return 4;
+	return !has(p, bytes) || cuMemFreeAsync(p, 0) || cuStreamSynchronize(0) ? 5 : 0;
 }
 
 static int opens(const char *text, const char *bytes)
 {
-	handle h;
-	void *context;
+	handle h = handle_of(text);
 	ptr p, again;
-	char back[16] = {0};
-	for (size_t i = 0; i < sizeof h.bytes; i++)
-		sscanf(text + 2 * i, "%2hhx", &h.bytes[i]);
-	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context))
+	if (begins())
 		return 2;
 	if (cuIpcOpenMemHandle_v2(&p, h, 1))
 		return 3;
-	if (ask(p).type != 2 || cuMemcpyDtoH_v2(back, p + 100, strlen(bytes)) || strcmp(back, bytes))
+	if (!has(p, bytes))
 		return 4;
-	if (cuMemcpyHtoD_v2(p + 100, "changed", 7))
-		return 5;
 	/* Newer drivers count; older ones answer ALREADY_MAPPED. */
 	int result = cuIpcOpenMemHandle_v2(&again, h, 1);
 	if (result != 208 && (result || again != p || cuIpcCloseMemHandle(again)))
-		return 6;
+		return 5;
 	if (cuIpcCloseMemHandle(p))
-		return 7;
+		return 6;
 	return cuIpcOpenMemHandle_v2(&p, h, 1) || cuIpcCloseMemHandle(p) ? 8 : 0;
 }
 
@@ -239,12 +310,80 @@ static void ipc(void)
 	cuMemcpyHtoD_v2(p + 100, "original", 8);
 	check(cuIpcGetMemHandle(&h, p) == 0, "device memory has an IPC handle");
 	check(cuIpcOpenMemHandle_v2(&q, h, 1) != 0, "which its own process cannot open");
-	check(opened_by_another(&h, "original"), "another process can, reads the bytes, writes, and opens it once more and after it was closed");
+	check(opened_by_another(-1, &h, "original"), "another process can, reads the bytes, writes, and opens it once more and after it was closed");
 	check(cuMemcpyDtoH_v2(back, p + 100, 7) == 0 && !strcmp(back, "changed"), "and what it wrote is there");
 	cuMemAllocManaged(&managed, LEN, 1);
 	check(cuIpcGetMemHandle(&managed_handle, managed) != 0, "managed memory has no handle");
 	cuMemFree_v2(managed);
 	cuMemFree_v2(p);
+}
+
+/* What ALLOWED_HANDLE_TYPES and MEMPOOL_HANDLE say. */
+static uint64_t types_of(ptr p, void **pool)
+{
+	uint64_t types = ~0ull;
+	int which[] = {14, 17};
+	void *to[] = {&types, pool};
+	return cuPointerGetAttributes(2, which, to, p) ? ~0ull : types;
+}
+
+/* Memory of cuMemCreate: two parts side by side. */
+static void mapped(void)
+{
+	struct properties of = { 1, POSIX_FD, { 1, 0 }, { 0 } }, unshared = { 1, 0, { 1, 0 }, { 0 } };
+	uint64_t part[3], kept;
+	size_t len = 0;
+	void *pool;
+	char back[8] = {0};
+	int fd = -1, none = -1;
+	handle h;
+	ptr p;
+	check(cuMemGetAllocationGranularity(&len, &of, 0) == 0 && len > 0 && cuMemAddressReserve(&p, 2 * len, 0, 0, 0) == 0, "addresses are reserved");
+	int made = !cuMemCreate(&part[0], len, &of, 0) && !cuMemCreate(&part[1], len, &of, 0) && !cuMemCreate(&part[2], len, &unshared, 0);
+	for (int i = 0; made && i < 2; i++)
+		made = !cuMemMap(p + (ptr)i * len, len, 0, part[i], 0) && !cuMemRelease(part[i]);
+	check(made && cuMemSetAccess(p, 2 * len, &access_of_first, 1) == 0, "two parts are mapped there");
+	struct told t = ask(p + 12345), u = ask(p + len);
+	check(t.type == 2 && !t.managed && t.ordinal == 0 && !t.context, "they are a device's, and have no context");
+	check(t.start == p && t.size == len && u.start == p + len && u.size == len, "the range of an address is its part");
+	check(t.id && u.id && t.id != u.id, "each has a BUFFER_ID");
+	check(cuIpcGetMemHandle(&h, p) != 0, "they have no IPC handle");
+	check(types_of(p, &pool) == POSIX_FD && !pool, "ALLOWED_HANDLE_TYPES says how they are exported, and they are of no pool");
+	check(cuMemcpyHtoD_v2(p + len - 4, "abcdefg", 7) == 0 && cuMemcpyDtoH_v2(back, p + len - 4, 7) == 0 && !strcmp(back, "abcdefg"), "a copy goes over both");
+	cuMemcpyHtoD_v2(p + 100, "original", 8);
+	check(cuMemRetainAllocationHandle(&kept, p + 5) == 0 && cuMemExportToShareableHandle(&fd, kept, POSIX_FD, 0) == 0 && cuMemRelease(kept) == 0, "a part is exported by its address");
+	check(opened_by_another(fd, 0, "original"), "another process maps it, reads the bytes, and writes");
+	check(cuMemcpyDtoH_v2(back, p + 100, 7) == 0 && !strcmp(back, "changed"), "and what it wrote is there");
+	close(fd);
+	check(cuMemUnmap(p, len) == 0 && cuMemMap(p, len, 0, part[2], 0) == 0 && cuMemSetAccess(p, len, &access_of_first, 1) == 0, "another part is mapped where one was");
+	check(ask(p).id && ask(p).id != t.id, "and has another BUFFER_ID");
+	check(types_of(p, &pool) == 0 && cuMemExportToShareableHandle(&none, part[2], POSIX_FD, 0) != 0, "what was not made for it is not exported");
+	cuMemUnmap(p, 2 * len);
+	cuMemRelease(part[2]);
+	check(cuMemAddressFree(p, 2 * len) == 0, "the addresses are given back");
+}
+
+static void pools(void)
+{
+	struct properties of = { 1, POSIX_FD, { 1, 0 }, { 0 } };
+	void *pool, *its = 0;
+	char back[8] = {0};
+	int fd = -1;
+	handle h;
+	ptr p, q;
+	check(cuMemPoolCreate(&pool, &of) == 0 && cuMemAllocFromPoolAsync(&p, LEN, pool, 0) == 0 && cuStreamSynchronize(0) == 0, "memory of a pool is allocated");
+	struct told t = ask(p + 12345);
+	check(t.type == 2 && !t.context && t.start == p && t.id, "it has no context, and a BUFFER_ID");
+	check(types_of(p, &its) == POSIX_FD && its == pool, "ALLOWED_HANDLE_TYPES and MEMPOOL_HANDLE say how it is exported");
+	cuMemcpyHtoD_v2(p + 100, "original", 8);
+	check(cuMemPoolExportToShareableHandle(&fd, pool, POSIX_FD, 0) == 0 && cuMemPoolExportPointer(&h, p) == 0, "pool and pointer are exported");
+	check(opened_by_another(fd, &h, "original"), "another process imports them, reads the bytes, and writes");
+	check(cuMemcpyDtoH_v2(back, p + 100, 7) == 0 && !strcmp(back, "changed"), "and what it wrote is there");
+	close(fd);
+	check(cuMemAllocAsync(&q, LEN, 0) == 0 && cuStreamSynchronize(0) == 0 && types_of(q, &its) == 0, "memory of the default pool is not exported");
+	cuMemFreeAsync(q, 0);
+	cuMemFreeAsync(p, 0);
+	check(cuStreamSynchronize(0) == 0 && cuMemPoolDestroy(pool) == 0, "the pool is given back");
 }
 
 static void forked(void)
@@ -267,6 +406,10 @@ int main(int argc, char **argv)
 	self = "/proc/self/exe";
 	if (argc == 4 && !strcmp(argv[1], "open"))
 		return opens(argv[2], argv[3]);
+	if (argc == 4 && !strcmp(argv[1], "map"))
+		return maps(argv[2], argv[3]);
+	if (argc == 5 && !strcmp(argv[1], "pool"))
+		return imports(argv[2], argv[3], argv[4]);
 	before_init();
 	check(cuInit(0) == 0 && cuDeviceGetCount(&n) == 0 && n > 0, "there is a device");
 	if (failed)
@@ -281,6 +424,8 @@ int main(int argc, char **argv)
 	pthread_create(&thread, 0, bare_thread, context);
 	pthread_join(thread, 0);
 	ipc();
+	mapped();
+	pools();
 	forked();
 	printf("%d passed, %d failed\n", passed, failed);
 	return failed != 0;

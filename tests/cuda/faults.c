@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
 /*
- * faults [BYTES [threads]]: two processes, or threads of one, exchange messages between all kinds of memory while calls of the driver fail (FAKE_CUDA_FAIL). Every
+ * faults [BYTES [threads|busy]]: two processes, or threads of one, exchange messages between all kinds of memory while calls of the driver fail (FAKE_CUDA_FAIL). Every
  * operation ends, and the bytes of those that succeed are right. Prints how many ended with an error. The longest messages have
  * so many bytes, at most 3000000. It is linked with the double's libcuda.so.1.
+ *
+ * busy: a stream of the application, which its default stream waits for, does not come to its end before all messages have.
  */
 #include "common.h"
 
@@ -14,7 +16,8 @@
 typedef uint64_t ptr;
 extern int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
 extern int cuMemAlloc_v2(ptr *, size_t), cuMemFree_v2(ptr);
-extern int cuMemcpyHtoD_v2(ptr, const void *, size_t), cuMemcpyDtoH_v2(void *, ptr, size_t);
+extern int cuMemcpyHtoDAsync_v2(ptr, const void *, size_t, void *), cuMemcpyDtoHAsync_v2(void *, ptr, size_t, void *);
+extern int cuStreamCreate(void **, unsigned), cuStreamSynchronize(void *), cuLaunchHostFunc(void *, void (*)(void *), void *);
 
 enum { MOST = 3000000, ROUNDS = 2 };
 static size_t lens[] = {100, 60000, 300000};
@@ -25,6 +28,17 @@ struct memory {
 	uint8_t *host;
 };
 
+/* A stream that waits for no other one; null: the default stream. */
+static __thread void *own_stream;
+static bool is_busy;
+
+/* Work of the application that does not end by itself. */
+static void work_on(void *goes_on)
+{
+	while (__atomic_load_n((int *)goes_on, __ATOMIC_ACQUIRE))
+		sleep_ms(1);
+}
+
 static void *place(const struct memory *memory)
 {
 	return memory->device ? (void *)memory->device : memory->host;
@@ -33,7 +47,7 @@ static void *place(const struct memory *memory)
 static void put(const struct memory *memory, uint8_t *bytes, size_t len)
 {
 	if (memory->device)
-		SAME(cuMemcpyHtoD_v2(memory->device, bytes, len), 0);
+		SAME(cuMemcpyHtoDAsync_v2(memory->device, bytes, len, own_stream) || cuStreamSynchronize(own_stream), 0);
 	else
 		memcpy(memory->host, bytes, len);
 }
@@ -41,7 +55,7 @@ static void put(const struct memory *memory, uint8_t *bytes, size_t len)
 static void get(const struct memory *memory, uint8_t *bytes, size_t len)
 {
 	if (memory->device)
-		SAME(cuMemcpyDtoH_v2(bytes, memory->device, len), 0);
+		SAME(cuMemcpyDtoHAsync_v2(bytes, memory->device, len, own_stream) || cuStreamSynchronize(own_stream), 0);
 	else
 		memcpy(bytes, memory->host, len);
 }
@@ -119,8 +133,8 @@ static void all_kinds(struct side *side)
 	struct setup setup = { .caps = FI_MSG | FI_TAGGED | FI_HMEM };
 	struct memory device[2] = {{0}}, host[2] = {{0}};
 	uint32_t seed = 1;
-	int errors = 0, i;
-	void *context;
+	int errors = 0, i, goes_on = is_busy;
+	void *context, *busy;
 
 	SAME(cuInit(0), 0);
 	SAME(cuDevicePrimaryCtxRetain(&context, 0), 0);
@@ -130,12 +144,17 @@ static void all_kinds(struct side *side)
 		host[i].host = need(MOST);
 	}
 	side_begin(side, &setup);
+	if (is_busy)
+		SAME(cuStreamCreate(&own_stream, 1) || cuStreamCreate(&busy, 0) || cuLaunchHostFunc(busy, work_on, &goes_on), 0);
 	for (i = 0; i < ROUNDS * 12; i++, seed += 2) {
 		/* The kinds of both sides go through all four pairs. */
 		const struct memory *from = i & 1 ? &device[0] : &host[0], *to = i & 2 ? &device[1] : &host[1];
 		errors += exchange(side, from, to, lens[i / 4 % 3], seed);
 	}
 	barrier(side);
+	__atomic_store_n(&goes_on, 0, __ATOMIC_RELEASE);
+	if (is_busy)
+		SAME(cuStreamSynchronize(busy), 0);
 	side_close(side);
 	for (i = 0; i < 2; i++) {
 		SAME(cuMemFree_v2(device[i].device), 0);
@@ -149,5 +168,6 @@ int main(int argc, char **argv)
 	if (argc > 1)
 		lens[2] = (size_t)atoi(argv[1]);
 	CHECK(lens[2] <= MOST);
-	return run_story(all_kinds, argc > 2, 50) ? 0 : 1;
+	is_busy = argc > 2 && !strcmp(argv[2], "busy");
+	return run_story(all_kinds, argc > 2 && !is_busy, 50) ? 0 : 1;
 }

@@ -4,9 +4,11 @@
  * and check every byte. Regions are closed and opened again at the same addresses; after that nobody writes to the old one. It is
  * linked with the double's libcuda.so.1.
  *
+ * regions ROUNDS mapped, pool: the regions are of memory that has no IPC handle.
+ *
  * regions ROUNDS death: after that one process is killed while it writes, and the other closes and frees.
  */
-#include "common.h"
+#include "kinds.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -14,14 +16,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
-typedef uint64_t ptr;
-extern int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
-extern int cuMemAlloc_v2(ptr *, size_t), cuMemFree_v2(ptr);
-extern int cuMemcpyHtoD_v2(ptr, const void *, size_t), cuMemcpyDtoH_v2(void *, ptr, size_t);
-
 enum { SIZE = 1 << 20, AHEAD = 4, PART = SIZE / AHEAD, OFTEN = 6, KEY = 7 };
 
 static int rounds;
+static enum kind kind;
 /* How many of both came to the end; null: nobody is killed. */
 static int *survivors;
 
@@ -32,7 +30,7 @@ struct place {
 };
 
 struct window {
-	ptr at;
+	struct block block;
 	struct fid_mr *mr;
 	uint64_t key, addr;
 };
@@ -41,10 +39,10 @@ static void open_window(struct side *side, struct window *window, uint64_t key, 
 {
 	uint64_t name[2];
 
-	SAME(cuMemAlloc_v2(&window->at, SIZE), 0);
-	OK(fi_mr_reg(side->domain, (void *)window->at, SIZE, FI_REMOTE_READ | FI_REMOTE_WRITE, 0, key, 0, &window->mr, NULL));
+	make_block(&window->block, kind, SIZE);
+	OK(fi_mr_reg(side->domain, (void *)window->block.at, SIZE, FI_REMOTE_READ | FI_REMOTE_WRITE, 0, key, 0, &window->mr, NULL));
 	name[0] = fi_mr_key(window->mr);
-	name[1] = side->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? window->at : 0;
+	name[1] = side->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? window->block.at : 0;
 	tell(side, name, sizeof name);
 	hear(side, name, sizeof name);
 	theirs->key = name[0];
@@ -54,7 +52,7 @@ static void open_window(struct side *side, struct window *window, uint64_t key, 
 static void close_window(struct window *window)
 {
 	OK(fi_close(&window->mr->fid));
-	SAME(cuMemFree_v2(window->at), 0);
+	end_block(&window->block);
 }
 
 static void *of(const struct place *place, bool device)
@@ -112,14 +110,14 @@ static void write_too_late(struct side *side, struct window *mine, const struct 
 	barrier(side);
 	OK(fi_close(&mine->mr->fid));
 	fill(bytes, SIZE, 99);
-	SAME(cuMemcpyHtoD_v2(mine->at, bytes, SIZE), 0);
+	SAME(cuMemcpyHtoD_v2(mine->block.at, bytes, SIZE), 0);
 	barrier(side);
 	POST(side, fi_write(side->ep, (void *)from->device, PART, NULL, side->peer, theirs->addr, theirs->key, &context));
 	CHECK(failure(side->tx).err > 0);
 	barrier(side);
-	SAME(cuMemcpyDtoH_v2(bytes, mine->at, SIZE), 0);
+	SAME(cuMemcpyDtoH_v2(bytes, mine->block.at, SIZE), 0);
 	CHECK(holds(bytes, SIZE, 99, 0));
-	SAME(cuMemFree_v2(mine->at), 0);
+	end_block(&mine->block);
 	free(bytes);
 }
 
@@ -191,7 +189,9 @@ int main(int argc, char **argv)
 {
 	/* Whole lives of a region. */
 	rounds = (argc > 1 ? atoi(argv[1]) : 10) * OFTEN;
-	if (argc > 2) {
+	if (argc > 2 && (!strcmp(argv[2], "mapped") || !strcmp(argv[2], "pool"))) {
+		kind = argv[2][0] == 'm' ? MAPPED : POOL;
+	} else if (argc > 2) {
 		survivors = mmap(NULL, sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 		CHECK(survivors != MAP_FAILED);
 		return !run_story(access_regions, false, 60) && *survivors == 1 ? 0 : 1;

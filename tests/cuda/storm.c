@@ -8,12 +8,17 @@
  *
  * storm ROUNDS pools: half of the allocations are of the default pool, of which there is neither an IPC handle nor SYNC_MEMOPS.
  *
+ * storm ROUNDS shared, unshared, kinds: the kind of each is drawn, of those that other processes can open; that they cannot;
+ * and of all, the host's too (kinds.h).
+ *
+ * storm ROUNDS apart: each process sees another device as its first.
+ *
  * storm ROUNDS filtered: and no process may attach to another one.
  *
  * storm ROUNDS death: after that one of them is killed while the other reads its memory, and the other closes and frees.
  */
-#include "common.h"
 #include "forbid.h"
+#include "kinds.h"
 
 #include <rdma/fi_domain.h>
 #include <signal.h>
@@ -22,43 +27,49 @@
 #include <string.h>
 #include <sys/mman.h>
 
-typedef uint64_t ptr;
-extern int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
-extern int cuMemAlloc_v2(ptr *, size_t), cuMemFree_v2(ptr), cuMemcpyDtoD_v2(ptr, ptr, size_t);
-extern int cuMemAllocAsync(ptr *, size_t, void *), cuMemFreeAsync(ptr, void *);
-extern int cuMemcpyHtoD_v2(ptr, const void *, size_t), cuMemcpyDtoH_v2(void *, ptr, size_t);
+extern int cuMemcpyDtoD_v2(ptr, ptr, size_t);
 
 enum { LEAST = 128 << 10, MOST = 512 << 10, SLOTS = 6, AHEAD = 2 };
 
 struct slot {
-	ptr at;
+	struct block block;
 	size_t len;
-	bool was_sent, in_pool;
+	bool was_sent;
+};
+
+/* Which kinds are drawn. */
+struct draw { const char *name; int from, to; };
+static const struct draw draws[] = {
+	{ "pools", LEGACY, KINDS }, { "shared", LEGACY, POOL }, { "unshared", UNSHARED, DEFAULT_POOL }, { "kinds", LEGACY, PLAIN },
+	{ 0 },
 };
 
 static int rounds;
-static bool pools;
+/* Null: all are of one kind. */
+static const struct draw *draw;
 static enum forbidden forbidden;
+static bool apart;
 /* How many of both came to the end; null: nobody is killed. */
 static int *survivors;
 
-static void release(const struct slot *slot)
+static enum kind any_kind(uint64_t *random)
 {
-	if (slot->at)
-		SAME(slot->in_pool ? cuMemFreeAsync(slot->at, 0) : cuMemFree_v2(slot->at), 0);
+	if (!draw)
+		return LEGACY;
+	if (draw->to == KINDS)
+		return next_random(random) % 2 ? DEFAULT_POOL : LEGACY;
+	return (enum kind)(draw->from + (int)(next_random(random) % (uint64_t)(draw->to - draw->from + 1)));
 }
 
 /* A new allocation in a slot, half of the time. */
 static ptr refresh(struct slot *slot, uint64_t *random)
 {
-	if (slot->at && next_random(random) % 2)
-		return slot->at;
-	release(slot);
+	if (slot->block.at && next_random(random) % 2)
+		return slot->block.at;
+	end_block(&slot->block);
 	slot->len = LEAST + next_random(random) % (MOST - LEAST);
-	slot->in_pool = pools && next_random(random) % 2;
-	SAME(slot->in_pool ? cuMemAllocAsync(&slot->at, slot->len, 0) : cuMemAlloc_v2(&slot->at, slot->len), 0);
 	slot->was_sent = false;
-	return slot->at;
+	return make_block(&slot->block, any_kind(random), slot->len);
 }
 
 /* LEAST bytes of device memory. */
@@ -73,7 +84,7 @@ static void exchange(struct side *side, int round, struct slot *from, struct slo
 	for (n = 0; n < AHEAD; n++) {
 		struct slot *target = &to[(round * AHEAD + n) % SLOTS];
 		refresh(target, random);
-		POST(side, fi_trecv(side->ep, (void *)target->at, target->len, NULL, side->peer, n, 0, &contexts[n]));
+		POST(side, fi_trecv(side->ep, (void *)target->block.at, target->len, NULL, side->peer, n, 0, &contexts[n]));
 	}
 	for (n = 0; n < AHEAD; n++) {
 		struct slot *source = &from[(round * AHEAD + n) % SLOTS];
@@ -82,15 +93,15 @@ static void exchange(struct side *side, int round, struct slot *from, struct slo
 		/* What the other side has room for. */
 		len[n] = LEAST - skip;
 		fill(host, len[n], (uint32_t)(round * AHEAD + n) * 2 + (uint32_t)side->rank);
-		if (source->was_sent && !source->in_pool) {
+		if (source->was_sent && source->block.kind == LEGACY) {
 			SAME(cuMemcpyHtoD_v2(scratch, host, len[n]), 0);
-			SAME(cuMemcpyDtoD_v2(source->at + skip, scratch, len[n]), 0);
+			SAME(cuMemcpyDtoD_v2(source->block.at + skip, scratch, len[n]), 0);
 		} else {
-			SAME(cuMemcpyHtoD_v2(source->at + skip, host, len[n]), 0);
+			put_block(&source->block, skip, host, len[n]);
 		}
 		source->was_sent = true;
 		/* Behind an element that is empty, half of the time. */
-		struct iovec parts[] = {{NULL, 0}, {(void *)(source->at + skip), len[n]}};
+		struct iovec parts[] = {{NULL, 0}, {(void *)(source->block.at + skip), len[n]}};
 		int empty = (int)(next_random(random) % 2);
 		POST(side, fi_tsendv(side->ep, parts + !empty, NULL, 1 + empty, side->peer, n, &contexts[AHEAD + n]));
 	}
@@ -98,7 +109,7 @@ static void exchange(struct side *side, int round, struct slot *from, struct slo
 		struct fi_cq_tagged_entry got = completion(side->rx);
 		int which = (int)((struct fi_context2 *)got.op_context - contexts);
 		struct slot *target = &to[(round * AHEAD + which) % SLOTS];
-		SAME(cuMemcpyDtoH_v2(host, target->at, got.len), 0);
+		get_block(&target->block, host, got.len);
 		CHECK(holds(host, got.len, (uint32_t)(round * AHEAD + which) * 2 + (uint32_t)!side->rank, 0));
 	}
 	for (n = 0; n < AHEAD; n++)
@@ -114,9 +125,9 @@ static void end_by_death(struct side *side, struct slot *from, struct slot *to, 
 	barrier(side);
 	for (n = 0; n < SLOTS; n++) {
 		if (side->rank == 0)
-			POST(side, fi_trecv(side->ep, (void *)to[n].at, to[n].len, NULL, side->peer, n, 0, &contexts[n]));
+			POST(side, fi_trecv(side->ep, (void *)to[n].block.at, to[n].len, NULL, side->peer, n, 0, &contexts[n]));
 		else
-			POST(side, fi_tsend(side->ep, (void *)from[n].at, LEAST, NULL, side->peer, n, &contexts[n]));
+			POST(side, fi_tsend(side->ep, (void *)from[n].block.at, LEAST, NULL, side->peer, n, &contexts[n]));
 	}
 	end = now() + (side->rank == 0 ? 0.5 : (double)(next_random(random) % 100) * 1e-5);
 	while (now() < end) {
@@ -139,6 +150,8 @@ static void allocate_and_exchange(struct side *side)
 	int n;
 
 	forbid_here(forbidden);
+	if (apart)
+		CHECK(!setenv("FAKE_CUDA_FIRST", side->rank ? "1" : "0", 1));
 	SAME(cuInit(0), 0);
 	SAME(cuDevicePrimaryCtxRetain(&context, 0), 0);
 	SAME(cuCtxSetCurrent(context), 0);
@@ -151,8 +164,8 @@ static void allocate_and_exchange(struct side *side)
 	else
 		side_end(side);
 	for (n = 0; n < SLOTS; n++) {
-		release(&from[n]);
-		release(&to[n]);
+		end_block(&from[n].block);
+		end_block(&to[n].block);
 	}
 	SAME(cuMemFree_v2(scratch), 0);
 	free(host);
@@ -160,11 +173,17 @@ static void allocate_and_exchange(struct side *side)
 
 int main(int argc, char **argv)
 {
+	const struct draw *named = draws;
+
 	rounds = argc > 1 ? atoi(argv[1]) : 100;
-	if (argc > 2 && !strcmp(argv[2], "filtered"))
+	while (argc > 2 && named->name && strcmp(named->name, argv[2]))
+		named++;
+	if (argc > 2 && named->name)
+		draw = named;
+	else if (argc > 2 && !strcmp(argv[2], "filtered"))
 		forbidden = FILTERED;
-	else if (argc > 2 && !strcmp(argv[2], "pools"))
-		pools = true;
+	else if (argc > 2 && !strcmp(argv[2], "apart"))
+		apart = true;
 	else if (argc > 2) {
 		survivors = mmap(NULL, sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 		CHECK(survivors != MAP_FAILED);

@@ -7,8 +7,9 @@ use crate::model::{
     contexts, initialize, with,
 };
 use crate::settings::Settings;
-use crate::stream::{Stream, Work};
+use crate::stream::{Function, Stream, Work};
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::os::fd::IntoRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -16,12 +17,12 @@ use std::sync::atomic::Ordering;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) union IpcHandle {
-    said: Handle,
-    bytes: [u8; 64],
+    pub(crate) said: Handle,
+    pub(crate) bytes: [u8; 64],
 }
 
 /// Counts a call, and fails it if it is to fail.
-fn enter(function: &'static str, then: impl FnOnce() -> Answer) -> c_int {
+pub(crate) fn enter(function: &'static str, then: impl FnOnce() -> Answer) -> c_int {
     let call = counters::count(function);
     match Settings::get().failure(function, call).map_or_else(then, |result| Err(Failure(result))) {
         Ok(()) => 0,
@@ -30,7 +31,7 @@ fn enter(function: &'static str, then: impl FnOnce() -> Answer) -> c_int {
 }
 
 /// Gives the caller a result; failure 1 for no place.
-fn put<T>(to: *mut T, value: T) -> Answer {
+pub(crate) fn put<T>(to: *mut T, value: T) -> Answer {
     if to.is_null() {
         return Err(INVALID_VALUE);
     }
@@ -44,10 +45,12 @@ macro_rules! api {
     ($(fn $name:ident($($arg:ident: $type:ty),*) $body:block)*) => {$(
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-            enter(stringify!($name), || $body)
+            $crate::abi::enter(stringify!($name), || $body)
         }
     )*};
 }
+
+pub(crate) use api;
 
 type Pointer = usize;
 
@@ -62,20 +65,21 @@ api! {
     }
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) {
         with(|model| model.device(device))?;
-        // UNIFIED_ADDRESSING, compute capability 9.0; no dma-buf, no memory pools.
-        put(value, match attribute { 41 => 1, 75 => 9, _ => 0 })
+        // UNIFIED_ADDRESSING, compute capability 9.0, memory of cuMemCreate and its export by descriptor, pools and theirs,
+        // dma-buf descriptors.
+        put(value, match attribute { 41 | 102 | 103 | 115 | 119 | 124 => 1, 75 => 9, _ => 0 })
     }
     fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) {
         let device = with(|model| model.device(device))?;
         let mut name = *b"fake-cuda\0\0\0\0\0\0\0";
         if let Some(last) = name.last_mut() {
-            *last = (Settings::get().first + device as u64) as u8;
+            *last = Settings::get().number_of(device) as u8;
         }
         put(uuid, name)
     }
     fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) {
         with(|model| model.device(device).and_then(|_| model.device(peer)))?;
-        put(can, c_int::from(device != peer))
+        put(can, c_int::from(device != peer && !Settings::get().apart))
     }
     fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int) {
         let is = with(|model| Ok(model.is_active(model.device(device)?)))?;
@@ -143,14 +147,6 @@ api! {
         drain_blocking()?;
         with(|model| model.free(addr))
     }
-    fn cuMemAllocAsync(addr: *mut Pointer, len: usize, stream: usize) {
-        find(stream)?;
-        with(|model| model.allocate_in_pool(len)).and_then(|at| put(addr, at))
-    }
-    fn cuMemFreeAsync(addr: Pointer, stream: usize) {
-        find(stream)?.drain();
-        with(|model| model.free_in_pool(addr))
-    }
     fn cuMemFreeHost(addr: Pointer) {
         drain_blocking()?;
         with(|model| model.free_host(addr))
@@ -188,19 +184,22 @@ api! {
         let value = unsafe { value.cast::<c_int>().read_unaligned() };
         with(|model| {
             let found = model.find(addr).filter(|_| attribute == 6).ok_or(INVALID_VALUE)?;
-            if found.is_of_a_pool() {
+            if found.context == 0 {
                 return Err(NOT_SUPPORTED);
             }
             found.sync.store(value != 0, Ordering::Relaxed);
             Ok(())
         })
     }
-    fn cuMemGetHandleForAddressRange(_handle: *mut c_void, _at: Pointer, _len: usize, _kind: c_int, _flags: u64) {
-        Err(NOT_SUPPORTED)
+    fn cuMemGetHandleForAddressRange(fd: *mut c_int, at: Pointer, len: usize, kind: c_int, _flags: u64) {
+        if kind != 1 {
+            return Err(INVALID_VALUE);
+        }
+        with(|model| model.dmabuf(at, len)).and_then(|made| put(fd, made.into_raw_fd()))
     }
     fn cuIpcGetMemHandle(handle: *mut IpcHandle, addr: Pointer) {
         let mut made = IpcHandle { bytes: [0; 64] };
-        made.said = with(|model| model.export(addr))?;
+        made.said = with(|model| model.export(addr, Allocation::exported))?;
         put(handle, made)
     }
     fn cuIpcOpenMemHandle_v2(addr: *mut Pointer, handle: IpcHandle, _flags: c_uint) {
@@ -226,8 +225,8 @@ api! {
     fn cuMemcpyDtoDAsync_v2(to: Pointer, from: Pointer, len: usize, stream: usize) { copy(to, from, len, stream) }
     fn cuMemsetD8_v2(to: Pointer, value: u8, len: usize) {
         with(|model| {
-            let work = model.fill(to, value, len)?;
-            model.stream(0)?.put(work);
+            let (work, stream) = (model.fill(to, value, len)?, model.stream(0)?);
+            work.into_iter().for_each(|work| stream.put(work));
             Ok(())
         })?;
         drain_blocking()
@@ -248,6 +247,10 @@ api! {
         let event = with(|model| model.event(event))?;
         let turn = event.recorded();
         find(stream)?.put(Work::Wait(event, turn));
+        Ok(())
+    }
+    fn cuLaunchHostFunc(stream: usize, function: Function, argument: usize) {
+        find(stream)?.put(Work::Call(function, argument));
         Ok(())
     }
     fn cuEventCreate(event: *mut usize, _flags: c_uint) {
@@ -290,7 +293,7 @@ api! {
     fn cuGetErrorString(_result: c_int, text: *mut *const c_char) { put(text, c"an error of the double".as_ptr()) }
 }
 
-fn find(stream: usize) -> Answer<Arc<Stream>> {
+pub(crate) fn find(stream: usize) -> Answer<Arc<Stream>> {
     with(|model| model.stream(stream))
 }
 
@@ -320,7 +323,7 @@ fn copy(to: Pointer, from: Pointer, len: usize, stream: usize) -> Answer {
     let (stream, waits) = with(|model| {
         let (work, waits) = model.copy(to, from, len)?;
         let stream = model.stream(stream)?;
-        stream.put(work);
+        work.into_iter().for_each(|work| stream.put(work));
         Ok((stream, waits))
     })?;
     if waits {
@@ -356,8 +359,8 @@ fn attribute_of(
         11 => put(to.cast(), of.map_or(0, |of| of.base)),
         12 => put(to.cast(), of.map_or(0, |of| of.len)),
         13 => put(to.cast(), c_uint::from(of.is_some())),
-        14 => put(to.cast(), 0_u64),
-        17 => put(to.cast(), 0_usize),
+        14 => put(to.cast(), of.map_or(0, |of| u64::from(of.types()))),
+        17 => put(to.cast(), of.map_or(0, Allocation::pool)),
         _ => Err(INVALID_VALUE),
     }
 }

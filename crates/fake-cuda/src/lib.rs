@@ -5,7 +5,8 @@
 //!   copies of the double: a program that touches it dies of SIGSEGV, and a system call that is given it fails.
 //! * `stream`: streams and events. Each stream has a thread, and a copy runs late, by a time drawn from a seed.
 //! * `model`: the state of the process: devices, contexts, allocations by address, IPC.
-//! * `abi`, `runtime`: the C functions. They translate, and leave decisions to `model`.
+//! * `shared`: memory that is exported by descriptors, of cuMemCreate and of pools.
+//! * `abi`, `sharing`, `runtime`: the C functions. They translate, and leave decisions to `model`.
 //!
 //! **Exact on purpose**, because faults hide there:
 //! 1. every call answers 3 before `cuInit` and in a forked child, and 201 without a current context;
@@ -14,7 +15,9 @@
 //! 4. a copy from pageable memory has read its source when it returns, and writes its destination later; registered
 //!    memory is read and written late;
 //! 5. freed addresses are given out again at once, with another BUFFER_ID;
-//! 6. an IPC handle cannot be opened by its own process; opening it again counts.
+//! 6. an IPC handle cannot be opened by its own process; opening it again counts;
+//! 7. memory of pools and of cuMemCreate has no context, no IPC handle and no SYNC_MEMOPS, and a descriptor only if that was
+//!    asked for when it was made; what is mapped at an address has a BUFFER_ID of its own, and a copy may go on in its neighbour.
 //!
 //! **The verifier.** What no driver checks writes one line and aborts the process: see [`verify`].
 //!
@@ -30,6 +33,9 @@ mod random;
 #[allow(unsafe_code, non_snake_case)]
 mod runtime;
 pub mod settings;
+mod shared;
+#[allow(unsafe_code, non_snake_case)]
+mod sharing;
 mod stream;
 #[allow(unsafe_code)]
 mod sys;

@@ -1,17 +1,25 @@
 //! Allocations, found by address.
 
-use crate::sys::{Mapping, WORD_FREED, WORD_ID};
+use crate::sys::{self, Mapping, WORD_FREED, WORD_ID};
 use crate::verify::violation;
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.
+pub(crate) const POSIX_FD: u32 = 1;
 
 /// What memory is.
 #[derive(Debug)]
 pub(crate) enum Kind {
     Device(Mapping),
-    /// Of a pool: it has no context, no IPC handle, and no SYNC_MEMOPS.
-    Pool(Mapping),
+    /// Of a pool, `None` for the default one: it has no context, no IPC handle, and no SYNC_MEMOPS.
+    Pool(Mapping, Option<(usize, Arc<Pool>)>),
+    /// Of a pool of another process.
+    OfPool(Mapping),
+    /// Memory of cuMemCreate at addresses of cuMemAddressReserve; whether the device may use them. It has no context either.
+    Mapped(Mapping, Arc<Physical>, AtomicBool),
     /// Of another process, by an IPC handle: the owner, its BUFFER_ID, and how often it is open.
     Imported {
         mapping: Mapping,
@@ -22,6 +30,27 @@ pub(crate) enum Kind {
     Managed(Mapping),
     /// The double's own memory for the host; `None`: memory of the program, registered.
     Host(Option<Mapping>),
+}
+
+/// Memory of cuMemCreate.
+#[derive(Debug)]
+pub(crate) struct Physical {
+    pub(crate) file: OwnedFd,
+    pub(crate) len: usize,
+    /// CUmemAllocationHandleType: how it may be exported.
+    pub(crate) types: u32,
+    pub(crate) ordinal: i32,
+}
+
+/// A pool of cuMemPoolCreate, or of another process.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    /// What names it to other processes.
+    pub(crate) file: OwnedFd,
+    /// The process that made it.
+    pub(crate) owner: u32,
+    pub(crate) types: u32,
+    pub(crate) ordinal: i32,
 }
 
 /// One allocation, or one registration of host memory.
@@ -43,7 +72,9 @@ impl Allocation {
     fn mapping(&self) -> Option<&Mapping> {
         match &self.kind {
             Kind::Device(mapping)
-            | Kind::Pool(mapping)
+            | Kind::Pool(mapping, _)
+            | Kind::OfPool(mapping)
+            | Kind::Mapped(mapping, ..)
             | Kind::Imported { mapping, .. }
             | Kind::Managed(mapping) => Some(mapping),
             Kind::Host(mapping) => mapping.as_ref(),
@@ -59,15 +90,40 @@ impl Allocation {
         matches!(self.kind, Kind::Host(_))
     }
 
-    pub(crate) fn is_of_a_pool(&self) -> bool {
-        matches!(self.kind, Kind::Pool(_))
+    /// CUmemAllocationHandleType: how it may be exported.
+    pub(crate) fn types(&self) -> u32 {
+        match &self.kind {
+            Kind::Pool(_, Some((_, pool))) => pool.types,
+            Kind::Mapped(_, physical, _) => physical.types,
+            _ => 0,
+        }
+    }
+
+    /// The handle of its pool; 0: none that has one.
+    pub(crate) fn pool(&self) -> usize {
+        if let Kind::Pool(_, Some((handle, _))) = &self.kind { *handle } else { 0 }
+    }
+
+    /// Another one may continue it: a copy may go on there.
+    pub(crate) fn is_mapped(&self) -> bool {
+        matches!(self.kind, Kind::Mapped(..))
+    }
+
+    /// Whether a device may use it.
+    pub(crate) fn is_open(&self) -> bool {
+        if let Kind::Mapped(.., open) = &self.kind { open.load(Ordering::Relaxed) } else { true }
     }
 
     pub(crate) fn is_managed(&self) -> bool {
         matches!(self.kind, Kind::Managed(_))
     }
 
-    /// What another process needs to open it: descriptor and length, bytes.
+    /// A descriptor of its bytes.
+    pub(crate) fn descriptor(&self) -> Option<OwnedFd> {
+        sys::duplicate(self.mapping()?.fd())
+    }
+
+    /// What another process needs to open it by an IPC handle: descriptor and length, bytes.
     pub(crate) fn exported(&self) -> Option<(i32, usize)> {
         match &self.kind {
             Kind::Device(mapping) => Some((mapping.fd(), mapping.len())),
@@ -75,9 +131,19 @@ impl Allocation {
         }
     }
 
+    /// The same for what is of a pool that may be exported.
+    pub(crate) fn exported_of_pool(&self) -> Option<(i32, usize)> {
+        match &self.kind {
+            Kind::Pool(mapping, Some((_, pool))) if pool.types & POSIX_FD != 0 => {
+                Some((mapping.fd(), mapping.len()))
+            }
+            _ => None,
+        }
+    }
+
     /// Tells the processes that open it which allocation it is.
     pub(crate) fn mark(&self) {
-        if let Kind::Device(mapping) = &self.kind {
+        if let Kind::Device(mapping) | Kind::Pool(mapping, _) = &self.kind {
             mapping.word(WORD_ID).store(self.id, Ordering::Relaxed);
         }
     }
@@ -90,7 +156,8 @@ impl Allocation {
                 self.base
             ));
         }
-        if let Kind::Device(mapping) = &self.kind {
+        // Memory of cuMemCreate lives as long as any process has it.
+        if let Kind::Device(mapping) | Kind::Pool(mapping, _) = &self.kind {
             mapping.word(WORD_FREED).store(1, Ordering::Release);
         }
     }
@@ -147,7 +214,9 @@ impl Allocations {
         self.by_base.get(&base).filter(|allocation| right(&allocation.kind))?;
         let allocation = self.by_base.remove(&base)?;
         allocation.end();
-        self.freed.push((base, allocation.len));
+        if !allocation.is_mapped() {
+            self.freed.push((base, allocation.len));
+        }
         Some(allocation)
     }
 

@@ -2,11 +2,13 @@
 
 use crate::memory::{Allocation, Allocations, Kind, lives};
 use crate::settings::Settings;
+use crate::shared::Shared;
 use crate::stream::{End, Event, Stream, Work};
-use crate::sys::{self, Mapping};
+use crate::sys::{self, Mapping, PAGE};
 use crate::verify::violation;
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
@@ -20,6 +22,7 @@ pub(crate) const NOT_INITIALIZED: Failure = Failure(3);
 pub(crate) const NO_DEVICE: Failure = Failure(100);
 pub(crate) const INVALID_DEVICE: Failure = Failure(101);
 pub(crate) const INVALID_CONTEXT: Failure = Failure(201);
+pub(crate) const PEER_ACCESS_UNSUPPORTED: Failure = Failure(217);
 pub(crate) const INVALID_HANDLE: Failure = Failure(400);
 pub(crate) const NOT_FOUND: Failure = Failure(500);
 pub(crate) const NOT_READY: Failure = Failure(600);
@@ -38,9 +41,14 @@ pub(crate) struct Handle {
     pub(crate) fd: i32,
     pub(crate) len: u64,
     pub(crate) id: u64,
+    /// The number of its device among all of the machine.
+    pub(crate) device: u64,
 }
 
 const MAGIC: u64 = u64::from_le_bytes(*b"fakecuda");
+/// How an allocation is exported: descriptor and length, bytes.
+pub(crate) type Exported = fn(&Allocation) -> Option<(i32, usize)>;
+
 /// Primary contexts have the number of their device and this; others are numbered behind.
 const PRIMARY: usize = 0x1000;
 const OTHERS: usize = 0x2000;
@@ -53,7 +61,8 @@ pub(crate) struct Model {
     primary: HashMap<i32, usize>,
     /// Contexts by handle, and their devices.
     contexts: HashMap<usize, i32>,
-    allocations: Allocations,
+    pub(crate) allocations: Allocations,
+    pub(crate) shared: Shared,
     streams: HashMap<usize, Arc<Stream>>,
     events: HashMap<usize, Arc<Event>>,
     last: usize,
@@ -90,7 +99,7 @@ pub(crate) fn contexts<T>(then: impl FnOnce(&mut Vec<usize>) -> T) -> T {
 }
 
 impl Model {
-    fn fresh(&mut self) -> usize {
+    pub(crate) fn fresh(&mut self) -> usize {
         self.last += 1;
         self.last
     }
@@ -153,7 +162,13 @@ impl Model {
         Ok(self.add_at(base, len, (context, ordinal), kind(mapping)))
     }
 
-    fn add_at(&mut self, base: usize, len: usize, place: (usize, i32), kind: Kind) -> usize {
+    pub(crate) fn add_at(
+        &mut self,
+        base: usize,
+        len: usize,
+        place: (usize, i32),
+        kind: Kind,
+    ) -> usize {
         let id = self.fresh() as u64;
         let (context, ordinal) = place;
         let sync = AtomicBool::new(false);
@@ -162,7 +177,7 @@ impl Model {
     }
 
     /// `touchable`: by the processor.
-    fn bytes(&mut self, len: usize, touchable: bool) -> Answer<Mapping> {
+    pub(crate) fn bytes(&mut self, len: usize, touchable: bool) -> Answer<Mapping> {
         self.context()?;
         if len == 0 {
             return Err(INVALID_VALUE);
@@ -176,17 +191,6 @@ impl Model {
         self.add(len, mapping, Kind::Device)
     }
 
-    pub(crate) fn allocate_in_pool(&mut self, len: usize) -> Answer<usize> {
-        let (_, ordinal) = self.context()?;
-        let mapping = self.bytes(len, false)?;
-        Ok(self.add_at(mapping.base, len, (0, ordinal), Kind::Pool(mapping)))
-    }
-
-    pub(crate) fn free_in_pool(&mut self, base: usize) -> Answer {
-        let right = |kind: &Kind| matches!(kind, Kind::Pool(_));
-        self.allocations.take(base, right).map(|_| ()).ok_or(INVALID_VALUE)
-    }
-
     pub(crate) fn allocate_managed(&mut self, len: usize) -> Answer<usize> {
         let mapping = self.bytes(len, true)?;
         self.add(len, mapping, Kind::Managed)
@@ -198,7 +202,9 @@ impl Model {
     }
 
     pub(crate) fn free(&mut self, base: usize) -> Answer {
-        let right = |kind: &Kind| matches!(kind, Kind::Device(_) | Kind::Managed(_));
+        let right = |kind: &Kind| {
+            matches!(kind, Kind::Device(_) | Kind::Managed(_) | Kind::Pool(..) | Kind::OfPool(_))
+        };
         self.allocations.take(base, right).map(|_| ()).ok_or(INVALID_VALUE)
     }
 
@@ -222,20 +228,46 @@ impl Model {
         taken.map(|_| ()).ok_or(NOT_REGISTERED)
     }
 
+    /// A dma-buf of a range: whole pages of device memory. What crashes a driver is a violation here.
+    pub(crate) fn dmabuf(&self, at: usize, len: usize) -> Answer<OwnedFd> {
+        let found = self.find(at).filter(|found| !found.is_host()).ok_or(INVALID_VALUE)?;
+        if found.is_managed() || found.context == 0 && !found.is_mapped() {
+            violation("a dma-buf of managed memory, or of a pool, is asked for");
+        }
+        let end = found.base + found.len.next_multiple_of(PAGE);
+        if at % PAGE != 0 || len % PAGE != 0 || len == 0 || at + len > end {
+            return Err(INVALID_VALUE);
+        }
+        found.descriptor().ok_or(OUT_OF_MEMORY)
+    }
+
     pub(crate) fn find(&self, addr: usize) -> Option<&Arc<Allocation>> {
         self.allocations.find(addr)
     }
 
-    pub(crate) fn export(&self, addr: usize) -> Answer<Handle> {
+    pub(crate) fn export(&self, addr: usize, how: Exported) -> Answer<Handle> {
         let allocation = self.find(addr).ok_or(INVALID_VALUE)?;
-        let (fd, len) = allocation.exported().ok_or(INVALID_VALUE)?;
-        Ok(Handle { magic: MAGIC, pid: std::process::id(), fd, len: len as u64, id: allocation.id })
+        let (fd, len) = how(allocation).ok_or(INVALID_VALUE)?;
+        let (pid, len, id) = (std::process::id(), len as u64, allocation.id);
+        let device = Settings::get().number_of(allocation.ordinal);
+        Ok(Handle { magic: MAGIC, pid, fd, len, id, device })
+    }
+
+    /// The memory that a handle names. Failures: 400, 1.
+    pub(crate) fn mapping_of(&self, handle: &Handle) -> Answer<Mapping> {
+        if handle.magic != MAGIC || handle.pid == std::process::id() {
+            return Err(INVALID_HANDLE);
+        }
+        let mapping = Mapping::open(handle.pid, handle.fd, handle.len as usize);
+        let mapping = mapping.ok_or(INVALID_VALUE)?;
+        if lives(&mapping, handle.id) { Ok(mapping) } else { Err(INVALID_HANDLE) }
     }
 
     pub(crate) fn import(&mut self, handle: &Handle) -> Answer<usize> {
-        self.context()?;
-        if handle.magic != MAGIC || handle.pid == std::process::id() {
-            return Err(INVALID_HANDLE);
+        let (_, here) = self.context()?;
+        let settings = Settings::get();
+        if settings.apart && settings.number_of(here) != handle.device {
+            return Err(PEER_ACCESS_UNSUPPORTED);
         }
         let owner = (handle.pid, handle.id);
         if let Some(Kind::Imported { opens, mapping, .. }) =
@@ -244,12 +276,8 @@ impl Model {
             opens.fetch_add(1, Ordering::Relaxed);
             return Ok(mapping.base);
         }
-        let len = handle.len as usize;
-        let mapping = Mapping::open(handle.pid, handle.fd, len).ok_or(INVALID_VALUE)?;
-        if !lives(&mapping, handle.id) {
-            return Err(INVALID_HANDLE);
-        }
-        self.add(len, mapping, |mapping| Kind::Imported {
+        let mapping = self.mapping_of(handle)?;
+        self.add(handle.len as usize, mapping, |mapping| Kind::Imported {
             mapping,
             owner,
             opens: AtomicUsize::new(1),
@@ -266,28 +294,53 @@ impl Model {
         Ok(())
     }
 
-    /// One end of a copy of `len` bytes: all of one allocation, or memory that CUDA does not know.
-    fn end(&self, addr: usize, len: usize) -> Answer<End> {
+    /// One end of a copy of `len` bytes, and how many of them are there: all in one allocation, or in memory that CUDA
+    /// does not know. What is mapped may be continued by its neighbour.
+    fn end(&self, addr: usize, len: usize) -> Answer<(End, usize)> {
         let of = self.find(addr).cloned();
-        let outside = |of: &Arc<Allocation>| !of.is_host() && len > of.len - (addr - of.base);
-        if of.as_ref().is_some_and(outside) { Err(INVALID_VALUE) } else { Ok(End { addr, of }) }
+        let room = match &of {
+            Some(of) if !of.is_open() => return Err(INVALID_VALUE),
+            Some(of) if !of.is_host() => of.len - (addr - of.base),
+            _ => len,
+        };
+        if room < len && !of.as_ref().is_some_and(|of| of.is_mapped()) {
+            return Err(INVALID_VALUE);
+        }
+        Ok((End { addr, of }, room.min(len)))
     }
 
     /// The work of a copy, and whether its call waits for it although it is not synchronous: the destination is
     /// pageable.
-    pub(crate) fn copy(&self, to: usize, from: usize, len: usize) -> Answer<(Work, bool)> {
+    pub(crate) fn copy(&self, to: usize, from: usize, len: usize) -> Answer<(Vec<Work>, bool)> {
         self.context()?;
-        let (to, from) = (self.end(to, len)?, self.end(from, len)?);
-        let pageable = to.of.is_none();
-        if from.of.is_none() {
-            return Ok((Work::Place { bytes: sys::bytes(from.addr, len), to }, pageable));
+        let (mut all, mut done) = (Vec::new(), 0);
+        let pageable = self.find(to).is_none();
+        while done < len {
+            let (target, room) = self.end(to + done, len - done)?;
+            let (source, here) = self.end(from + done, len - done)?;
+            // Past what is mapped there is nothing.
+            if done > 0 && target.of.is_none() != pageable {
+                return Err(INVALID_VALUE);
+            }
+            let len = room.min(here);
+            all.push(match source.of {
+                None => Work::Place { bytes: sys::bytes(source.addr, len), to: target },
+                Some(_) => Work::Copy { to: target, from: source, len },
+            });
+            done += len;
         }
-        Ok((Work::Copy { to, from, len }, pageable))
+        Ok((all, pageable))
     }
 
-    pub(crate) fn fill(&self, to: usize, value: u8, len: usize) -> Answer<Work> {
+    pub(crate) fn fill(&self, to: usize, value: u8, len: usize) -> Answer<Vec<Work>> {
         self.context()?;
-        Ok(Work::Fill { to: self.end(to, len)?, value, len })
+        let (mut all, mut done) = (Vec::new(), 0);
+        while done < len {
+            let (to, room) = self.end(to + done, len - done)?;
+            all.push(Work::Fill { to, value, len: room });
+            done += room;
+        }
+        Ok(all)
     }
 
     /// True if a synchronous copy returns before it has run.

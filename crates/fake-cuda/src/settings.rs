@@ -10,6 +10,8 @@ pub const DIRECTORY: &str = "FAKE_CUDA";
 pub const DEVICES: &str = "FAKE_CUDA_DEVICES";
 /// The number of the first of them: processes with other numbers see devices with other UUIDs under the same ordinals.
 pub const FIRST: &str = "FAKE_CUDA_FIRST";
+/// Set: no device accesses another one's memory.
+pub const NOPEER: &str = "FAKE_CUDA_NOPEER";
 /// The most that a copy is late, microseconds; 20 if it is not set.
 pub const DELAY_US: &str = "FAKE_CUDA_DELAY_US";
 /// The seed of the delays.
@@ -22,6 +24,7 @@ pub(crate) struct Settings {
     pub(crate) directory: Option<PathBuf>,
     pub(crate) devices: usize,
     pub(crate) first: u64,
+    pub(crate) apart: bool,
     pub(crate) delay_us: u64,
     pub(crate) seed: u64,
     failures: HashMap<String, Vec<(Option<u64>, i32)>>,
@@ -37,6 +40,7 @@ impl Settings {
                 .map(PathBuf::from),
             devices: number(DEVICES, 1) as usize,
             first: number(FIRST, 0),
+            apart: number(NOPEER, 0) != 0,
             delay_us: number(DELAY_US, 20),
             seed: number(SEED, 1),
             failures: failures(&std::env::var(FAIL).unwrap_or_default()),
@@ -47,6 +51,11 @@ impl Settings {
     pub(crate) fn failure(&self, function: &str, call: u64) -> Option<i32> {
         let rules = self.failures.get(function)?;
         rules.iter().find(|(which, _)| which.is_none_or(|which| which == call)).map(|rule| rule.1)
+    }
+
+    /// The number of a device among all of the machine.
+    pub(crate) fn number_of(&self, ordinal: i32) -> u64 {
+        self.first + ordinal as u64
     }
 
     /// True if there is a failure for some function: calls have to be counted.
@@ -81,8 +90,15 @@ mod tests {
     #[test]
     fn a_failure_names_a_call_or_every_call() {
         let failures = failures("cuMemAlloc_v2:2:2, cuMemcpyAsync:*:700,nonsense");
-        let settings =
-            Settings { directory: None, devices: 1, first: 0, delay_us: 0, seed: 0, failures };
+        let settings = Settings {
+            directory: None,
+            devices: 1,
+            first: 0,
+            apart: false,
+            delay_us: 0,
+            seed: 0,
+            failures,
+        };
         assert_eq!(settings.failure("cuMemAlloc_v2", 1), None);
         assert_eq!(settings.failure("cuMemAlloc_v2", 2), Some(2));
         assert_eq!(settings.failure("cuMemcpyAsync", 9), Some(700));

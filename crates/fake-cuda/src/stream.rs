@@ -48,14 +48,19 @@ pub(crate) enum Work {
     },
     Record(Arc<Event>, u64),
     Wait(Arc<Event>, u64),
+    /// A function of the program, with its argument.
+    Call(Function, usize),
 }
+
+/// CUhostFn.
+pub(crate) type Function = extern "C" fn(usize);
 
 impl Work {
     fn ends(&self) -> [Option<&End>; 2] {
         match self {
             Self::Copy { to, from, .. } => [Some(to), Some(from)],
             Self::Place { to, .. } | Self::Fill { to, .. } => [Some(to), None],
-            Self::Record(..) | Self::Wait(..) => [None, None],
+            Self::Record(..) | Self::Wait(..) | Self::Call(..) => [None, None],
         }
     }
 
@@ -68,6 +73,7 @@ impl Work {
             Self::Fill { to, value, len } => sys::fill(to.reach(), *value, *len),
             Self::Record(event, turn) => event.reach(*turn),
             Self::Wait(event, turn) => event.wait(*turn),
+            Self::Call(function, argument) => function(*argument),
         }
     }
 }

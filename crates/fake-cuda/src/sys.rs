@@ -1,6 +1,6 @@
 //! System calls: memory that the processor cannot touch, and copies of it.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 
 /// The size of a page, bytes; also of the words behind the bytes of an allocation.
@@ -19,6 +19,8 @@ pub(crate) struct Mapping {
     shadow: usize,
     /// Length of the mapping of the program, bytes: whole pages.
     len: usize,
+    /// The addresses stay reserved when it ends.
+    reserved: bool,
 }
 
 /// Words behind the bytes.
@@ -33,18 +35,17 @@ fn pages(len: usize) -> usize {
 impl Mapping {
     /// New bytes, zeroed, if possible at the address `at`. The processor may touch them if `touchable`.
     pub(crate) fn create(len: usize, at: usize, touchable: bool) -> Option<Self> {
-        // SAFETY: makes a new descriptor, which nobody else owns.
-        let fd = unsafe {
-            let fd = libc::memfd_create(c"fake-cuda".as_ptr(), libc::MFD_CLOEXEC);
-            (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))?
-        };
-        let len = pages(len);
-        let size = i64::try_from(len.checked_add(PAGE)?).ok()?;
-        // SAFETY: a live descriptor.
-        if unsafe { libc::ftruncate(fd.as_raw_fd(), size) } != 0 {
-            return None;
-        }
-        Self::map(fd, len, at, touchable)
+        Self::map(file(len)?, pages(len), at, touchable)
+    }
+
+    /// The bytes of a [`file`] at an address of a reservation.
+    pub(crate) fn within(file: &OwnedFd, len: usize, at: usize) -> Option<Self> {
+        let fd = file.try_clone().ok()?;
+        let all = libc::PROT_READ | libc::PROT_WRITE;
+        let shadow = map(0, len + PAGE, all, libc::MAP_SHARED, Some(&fd))?;
+        let exact = libc::MAP_SHARED | libc::MAP_FIXED;
+        map(at, len, libc::PROT_NONE, exact, Some(&fd))?;
+        Some(Self { fd, base: at, shadow, len, reserved: true })
     }
 
     /// The bytes behind descriptor `fd` of process `pid`.
@@ -52,8 +53,9 @@ impl Mapping {
         let path = format!("/proc/{pid}/fd/{fd}");
         let file = std::fs::OpenOptions::new().read(true).write(true).open(path).ok()?;
         let len = pages(len);
-        (file.metadata().ok()?.len() == (len + PAGE) as u64).then_some(())?;
-        Self::map(file.into(), len, 0, false)
+        let file = OwnedFd::from(file);
+        (len_of(&file)? == len).then_some(())?;
+        Self::map(file, len, 0, false)
     }
 
     fn map(fd: OwnedFd, len: usize, at: usize, touchable: bool) -> Option<Self> {
@@ -64,7 +66,7 @@ impl Mapping {
             unmap(shadow, len + PAGE);
             return None;
         };
-        Some(Self { fd, base, shadow, len })
+        Some(Self { fd, base, shadow, len, reserved: false })
     }
 
     fn place(len: usize, at: usize, protection: i32, fd: &OwnedFd) -> Option<usize> {
@@ -74,25 +76,13 @@ impl Mapping {
                 return Some(base);
             }
         }
-        // Reserves more than enough, to find an address that is a multiple.
-        let room = len + BLOCK;
-        let reserved = map(
-            0,
-            room,
-            libc::PROT_NONE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            None,
-        )?;
-        let base = reserved.next_multiple_of(BLOCK);
-        // Over a part of the reservation, and not after its end: another thread might map something there meanwhile.
+        // Over the reservation, and not after its end: another thread might map something there meanwhile.
+        let base = reserve(len)?;
         let within = libc::MAP_SHARED | libc::MAP_FIXED;
         let placed = map(base, len, protection, within, Some(fd));
         if placed.is_none() {
-            unmap(reserved, room);
-            return None;
+            unmap(base, len);
         }
-        unmap(reserved, base - reserved);
-        unmap(base + len, reserved + room - base - len);
         placed
     }
 
@@ -120,9 +110,58 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        unmap(self.base, self.len);
+        if !self.reserved {
+            unmap(self.base, self.len);
+        } else if map(self.base, self.len, libc::PROT_NONE, NOTHING | libc::MAP_FIXED, None)
+            .is_none()
+        {
+            std::process::abort();
+        }
         unmap(self.shadow, self.len + PAGE);
     }
+}
+
+/// The flags of a mapping of nothing.
+const NOTHING: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+
+/// Addresses for `len` bytes, whole pages, which begin at a multiple of a block.
+pub(crate) fn reserve(len: usize) -> Option<usize> {
+    // More than enough, to find one that is a multiple.
+    let room = len.checked_add(BLOCK)?;
+    let found = map(0, room, libc::PROT_NONE, NOTHING, None)?;
+    let base = found.next_multiple_of(BLOCK);
+    unmap(found, base - found);
+    unmap(base + len, found + room - base - len);
+    Some(base)
+}
+
+/// Gives back what [`reserve`] got.
+pub(crate) fn release(at: usize, len: usize) {
+    unmap(at, len);
+}
+
+/// A file of `len` bytes, rounded up to whole pages, and the page of words.
+pub(crate) fn file(len: usize) -> Option<OwnedFd> {
+    // SAFETY: makes a new descriptor, which nobody else owns.
+    let fd = unsafe {
+        let fd = libc::memfd_create(c"fake-cuda".as_ptr(), libc::MFD_CLOEXEC);
+        (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))?
+    };
+    let size = i64::try_from(pages(len).checked_add(PAGE)?).ok()?;
+    // SAFETY: a live descriptor.
+    (unsafe { libc::ftruncate(fd.as_raw_fd(), size) } == 0).then_some(fd)
+}
+
+/// The bytes of a [`file`]; its page of words is not counted.
+pub(crate) fn len_of(file: &OwnedFd) -> Option<usize> {
+    let file = std::fs::File::from(file.try_clone().ok()?);
+    (file.metadata().ok()?.len() as usize).checked_sub(PAGE)
+}
+
+/// A descriptor that the program lends, as one of the double's own.
+pub(crate) fn duplicate(fd: i32) -> Option<OwnedFd> {
+    // SAFETY: the program lends it for this call.
+    unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().ok()
 }
 
 fn map(at: usize, len: usize, protection: i32, flags: i32, fd: Option<&OwnedFd>) -> Option<usize> {

@@ -1,10 +1,12 @@
 //! The allocations of other processes that this process has open, which all of its endpoints share: to open one costs as
 //! much as many copies.
 
-use super::published::{Foreign, Place};
+use super::door::{Answer, Asked};
+use super::published::{Foreign, Place, Record};
 use crate::memory::mover::{Import, Site};
 use crate::sys::Errno;
-use crate::sys::cuda::Failure;
+use crate::sys::cuda::{Failure, Kind, Part};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// CUDA_ERROR_ALREADY_MAPPED: an older allocation at the owner's addresses is still open here.
@@ -13,8 +15,8 @@ const ALREADY_MAPPED: Failure = Failure(208);
 /// Why there is none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Refusal {
-    /// As many as may are open and in use.
-    Full,
+    /// As many as may are open and in use, or the owner has not answered yet.
+    NotYet,
     /// The record could not be read.
     Record(Errno),
     /// The driver does not open it.
@@ -24,14 +26,26 @@ pub(super) enum Refusal {
 /// An allocation of another process: where its record is, and its tag.
 pub(super) type Name = (Place, u64);
 
+/// Addresses of an allocation at its owner.
+#[derive(Clone, Copy, Debug)]
+struct Extent {
+    start: u64,
+    len: u64,
+}
+
+impl Extent {
+    fn overlaps(&self, other: &Self) -> bool {
+        let end = |extent: &Self| extent.start.saturating_add(extent.len);
+        self.start < end(other) && other.start < end(self)
+    }
+}
+
 /// One that is open, in the context of a site.
 #[derive(Debug)]
 struct Entry<T> {
     name: Name,
     site: Site,
-    /// Its addresses at the owner.
-    start: u64,
-    len: u64,
+    extent: Extent,
     open: Arc<T>,
     used: u64,
 }
@@ -50,6 +64,8 @@ impl<T> Entry<T> {
 pub(super) struct Imports<T> {
     entries: Vec<Entry<T>>,
     clock: u64,
+    /// The descriptors that owners were asked for.
+    asked: Vec<(Name, Asked)>,
 }
 
 static IMPORTS: Mutex<Imports<Import>> = Mutex::new(Imports::new());
@@ -72,14 +88,37 @@ impl Imports<Import> {
         }
         let (place, tag) = name;
         let record = table.read(place, tag).map_err(Refusal::Record)?;
-        let extent = (record.start, record.len);
-        self.add((name, site, extent), most, || Import::open(site, &record.handle, record.len))
+        let Record { start, len, handle, kind, .. } = record;
+        let fd = if kind == Kind::Handle { None } else { Some(self.descriptor(name, &record)?) };
+        let part = Part { kind, handle, fd, len: len as usize };
+        self.add((name, site, Extent { start, len }), most, || Import::open(site, &part))
+    }
+
+    /// The descriptor of an allocation, which its owner is asked for.
+    fn descriptor(&mut self, name: Name, record: &Record) -> Result<OwnedFd, Refusal> {
+        self.asked.retain(|(other, asked)| *other == name || !asked.is_over());
+        let Some(at) = self.asked.iter().position(|(other, _)| *other == name) else {
+            let (place, tag) = name;
+            let asked = Asked::new(place.pid(), record.door, place.number(), tag);
+            self.asked.push((name, asked.map_err(Refusal::Record)?));
+            return Err(Refusal::NotYet);
+        };
+        let answer = self.asked.get(at).map_or(Answer::Lost, |(_, asked)| asked.answer());
+        if !matches!(answer, Answer::NotYet) {
+            self.asked.swap_remove(at);
+        }
+        match answer {
+            Answer::NotYet => Err(Refusal::NotYet),
+            Answer::Descriptor(fd) => Ok(fd),
+            Answer::Refused(failure) => Err(Refusal::Driver(failure)),
+            Answer::Lost => Err(Refusal::Record(Errno(libc::ESRCH))),
+        }
     }
 }
 
 impl<T> Imports<T> {
     const fn new() -> Self {
-        Self { entries: Vec::new(), clock: 0 }
+        Self { entries: Vec::new(), clock: 0, asked: Vec::new() }
     }
 
     fn find(&mut self, name: Name, site: Site) -> Option<Arc<T>> {
@@ -92,20 +131,17 @@ impl<T> Imports<T> {
 
     fn add(
         &mut self,
-        (name, site, (start, len)): (Name, Site, (u64, u64)),
+        (name, site, extent): (Name, Site, Extent),
         most: usize,
         mut open: impl FnMut() -> Result<T, Failure>,
     ) -> Result<Arc<T>, Refusal> {
         let pid = name.0.pid();
-        let end = start.saturating_add(len);
         // The owner has freed what it had at these addresses before. Copies from it close it at their end.
-        self.entries.retain(|old| {
-            let overlaps = old.start < end && start < old.start.saturating_add(old.len);
-            old.name == name || old.pid() != pid || !overlaps
-        });
+        self.entries
+            .retain(|old| old.name == name || old.pid() != pid || !old.extent.overlaps(&extent));
         while self.entries.len() >= most.max(1) {
             if !self.close_oldest() {
-                return Err(Refusal::Full);
+                return Err(Refusal::NotYet);
             }
         }
         let mut opened = open();
@@ -114,7 +150,7 @@ impl<T> Imports<T> {
             opened = open();
         }
         let open = Arc::new(opened.map_err(Refusal::Driver)?);
-        let entry = Entry { name, site, start, len, open: Arc::clone(&open), used: self.clock };
+        let entry = Entry { name, site, extent, open: Arc::clone(&open), used: self.clock };
         self.entries.push(entry);
         Ok(open)
     }
@@ -129,6 +165,7 @@ impl<T> Imports<T> {
 
     /// Closes those of a process that are idle: an endpoint of it, or of one that had its id, has departed.
     pub(super) fn forget(&mut self, pid: i32) {
+        self.asked.retain(|((place, _), _)| place.pid() != pid);
         self.entries.retain(|entry| entry.pid() != pid || !entry.is_idle());
     }
 }
@@ -164,7 +201,7 @@ mod tests {
         if let Some(open) = imports.find(name, DOUBLE) {
             return Ok(open);
         }
-        imports.add((name, DOUBLE, (start, 100)), most, || {
+        imports.add((name, DOUBLE, Extent { start, len: 100 }), most, || {
             assert!(driver.borrow_mut().insert(name.1), "opened twice");
             Ok(Mapping(driver, name.1))
         })
@@ -180,7 +217,7 @@ mod tests {
         }
         assert_eq!(*driver.borrow(), HashSet::from([1, 3]), "1 is in use");
         let other = open(&mut imports, &driver, (name(1, 3), 3000), 2).unwrap();
-        assert_eq!(open(&mut imports, &driver, (name(1, 4), 9000), 2).err(), Some(Refusal::Full));
+        assert_eq!(open(&mut imports, &driver, (name(1, 4), 9000), 2).err(), Some(Refusal::NotYet));
         drop((held, other));
         imports.forget(2);
         assert_eq!(driver.borrow().len(), 2);
@@ -208,14 +245,15 @@ mod tests {
         let mut imports = Imports::new();
         open(&mut imports, &driver, (name(1, 1), 0), 9).unwrap();
         let mut answers = [Err(ALREADY_MAPPED), Ok(())].into_iter();
-        let opened = imports.add((name(2, 2), DOUBLE, (0, 1)), 9, || {
+        let opened = imports.add((name(2, 2), DOUBLE, Extent { start: 0, len: 1 }), 9, || {
             answers.next().unwrap().map(|()| {
                 driver.borrow_mut().insert(2);
                 Mapping(&driver, 2)
             })
         });
         assert!(opened.is_ok() && *driver.borrow() == HashSet::from([2]));
-        let refused = imports.add((name(3, 3), DOUBLE, (0, 1)), 9, || Err(Failure(217)));
+        let refused =
+            imports.add((name(3, 3), DOUBLE, Extent { start: 0, len: 1 }), 9, || Err(Failure(217)));
         assert_eq!(refused.err(), Some(Refusal::Driver(Failure(217))));
     }
 
@@ -242,7 +280,7 @@ mod tests {
                     let tag = (step / 50) * 1000 + pid * 100 + at;
                     match open(&mut imports, &driver, (name(pid, tag), at * 100), MOST) {
                         Ok(open) => copies.push(open),
-                        Err(refusal) => assert_eq!(refusal, Refusal::Full),
+                        Err(refusal) => assert_eq!(refusal, Refusal::NotYet),
                     }
                     copies.truncate(MOST - 1);
                 }

@@ -1,19 +1,21 @@
 //! CUDA IPC: device memory of other processes of the node, without a copy in memory of the host.
 //!
 //! 1. A long message from device memory is advertised; its key says where the sender's process has published a handle of the
-//!    allocation ([`published`]). The receiver opens the allocation once ([`imports`]) and reads the bytes from there.
+//!    allocation ([`published`]). The receiver opens the allocation once ([`imports`]) and reads the bytes from there. Memory
+//!    of cuMemCreate and of pools has no handle: the receiver asks the sender's process for a descriptor ([`door`]).
 //! 2. A long message from memory of the host to device memory: the receiver advertises a remote buffer, and the sender opens
 //!    that allocation and writes to it.
 //! 3. Regions in device memory are read and written by the initiator in the same way.
 //!
 //! Copies take place on a stream of a device of the process that makes them; one is done when its event says so, for which
-//! nothing ever waits in progress. Under the keys of 2 and 3 an access needs a permit ([`permits`]). Where the driver opens no
-//! handle (pools, memory of cuMemCreate, containers, devices without peer access), the bytes are copied through the host,
+//! nothing ever waits in progress. Under the keys of 2 and 3 an access needs a permit ([`permits`]). Where the driver opens an
+//! allocation for nobody (the default pool, containers, devices without peer access), the bytes are copied through the host,
 //! and one line says why.
 //!
 //! Not run on a GPU; on a double only.
 
 pub(crate) mod config;
+mod door;
 mod imports;
 mod lent;
 mod permits;
@@ -30,10 +32,11 @@ use crate::memory::mover::{self, Import, Site, Transfer, Way};
 use crate::sys::cuda::Cuda;
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
-use imports::Refusal;
+use door::Door;
+use imports::{Name, Refusal};
 use lent::{Event, Lendings};
 use permits::Outcome;
-use published::{Foreign, Given, Place};
+use published::{Foreign, Given, PARTS_MAX, Place};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -77,10 +80,17 @@ struct Peer {
 struct AccessBegun {
     peer: PeerId,
     token: u64,
-    /// `None`: a flush.
-    transfer: Option<Transfer>,
+    /// One for each allocation. None: a flush.
+    transfers: Vec<Transfer>,
     /// Dropped after the transfer.
     entered: Option<Entered>,
+}
+
+/// A part of an access: bytes of one allocation.
+struct Part {
+    import: Arc<Import>,
+    offset: u64,
+    len: usize,
 }
 
 /// A permit that is in use.
@@ -114,9 +124,11 @@ pub(crate) struct CudaIpc {
     /// In the order of their start.
     accesses: VecDeque<AccessBegun>,
     lent: Lendings,
-    /// An access waits for one of another endpoint: as many allocations are open as may. Nobody wakes a thread that sleeps
-    /// meanwhile.
+    /// An access waits for one of another endpoint, as many allocations are open as may, or for a descriptor. Nobody wakes a
+    /// thread that sleeps meanwhile.
     starved: bool,
+    /// Open once memory without a handle was published.
+    door: Option<Arc<Door>>,
 }
 
 /// What a key says.
@@ -147,6 +159,10 @@ impl Entered {
 }
 
 impl AccessBegun {
+    fn has_ended(&self) -> Result<bool, mover::Failure> {
+        self.transfers.iter().try_fold(true, |all, one| Ok(one.has_ended()? && all))
+    }
+
     /// Its bytes are in place.
     fn succeed(mut self) {
         if let Some(entered) = &mut self.entered {
@@ -208,27 +224,48 @@ impl CudaIpc {
             return Err(SendError::Again);
         }
         let table = self.table(peer, pid).map_err(|refusal| self.refuse(peer, pid, refusal))?;
-        let import = self.open((named.place, named.tag), &table, site);
-        let import = import.map_err(|refusal| self.refuse(peer, pid, refusal))?;
+        let offset = named.offset.saturating_add(remote.offset);
+        let parts = self.open((named.place, named.tag), &table, site, (offset, local.len()));
+        let parts = parts.map_err(|refusal| self.refuse(peer, pid, refusal))?;
         let entered = match named.permit {
             Some(name) => {
                 Some(enter(table, name, stream, notify).ok_or(unreachable(libc::ESTALE))?)
             }
             None => None,
         };
-        self.start(
-            peer,
-            local,
-            (import, named.offset.saturating_add(remote.offset)),
-            (way, token),
-            entered,
-        )
+        self.start(peer, local, &parts, (way, token), entered)
     }
 
-    /// The allocation of a record.
+    /// The allocations that have `len` bytes from `offset` on, of which the first is that of a record.
     fn open(
         &self,
-        (place, tag): imports::Name,
+        mut name: Name,
+        table: &Foreign,
+        site: Site,
+        (mut offset, mut len): (u64, usize),
+    ) -> Result<Vec<Part>, Refusal> {
+        const OUTSIDE: Refusal = Refusal::Driver(mover::Failure(1));
+        let mut parts = Vec::new();
+        for _ in 0..PARTS_MAX {
+            let import = self.open_one(name, table, site)?;
+            let here = import.len().saturating_sub(offset).min(len as u64);
+            let rest = offset.saturating_sub(import.len());
+            if here > 0 {
+                parts.push(Part { import, offset, len: here as usize });
+            }
+            (offset, len) = (rest, len - here as usize);
+            if len == 0 {
+                return Ok(parts);
+            }
+            let record = table.read(name.0, name.1).map_err(Refusal::Record)?;
+            name = record.next.filter(|next| next.0.pid() == name.0.pid()).ok_or(OUTSIDE)?;
+        }
+        Err(OUTSIDE)
+    }
+
+    fn open_one(
+        &self,
+        (place, tag): Name,
         table: &Foreign,
         site: Site,
     ) -> Result<Arc<Import>, Refusal> {
@@ -239,26 +276,30 @@ impl CudaIpc {
         Ok(Arc::new(Import::own(site, record.start, record.len)))
     }
 
-    /// Starts the copy of an access that may begin.
+    /// Starts the copies of an access that may begin.
     fn start(
         &mut self,
         peer: PeerId,
         local: &SegmentList,
-        (import, offset): (Arc<Import>, u64),
+        parts: &[Part],
         (way, token): (Way, u64),
         mut entered: Option<Entered>,
     ) -> Result<Access, SendError> {
-        let transfer = match local.begin_transfer(import, offset, way) {
-            Ok(transfer) => transfer,
-            Err(failure) => {
-                // A remote buffer that is not written comes in another way.
-                entered.iter_mut().for_each(|entered| entered.failed = Outcome::Silent);
-                let pid = self.peer(peer).map_or(0, |peer| peer.pid);
-                return Err(self.refuse(peer, pid, Refusal::Driver(failure)));
+        let (mut transfers, mut done) = (Vec::with_capacity(parts.len()), 0);
+        for Part { import, offset, len } in parts {
+            match local.slice(done, *len).begin_transfer(Arc::clone(import), *offset, way) {
+                Ok(transfer) => transfers.push(transfer),
+                Err(failure) => {
+                    // A remote buffer that is not written comes in another way.
+                    entered.iter_mut().for_each(|entered| entered.failed = Outcome::Silent);
+                    let pid = self.peer(peer).map_or(0, |peer| peer.pid);
+                    return Err(self.refuse(peer, pid, Refusal::Driver(failure)));
+                }
             }
-        };
+            done += len;
+        }
         self.peer_mut(peer).into_iter().for_each(|peer| peer.refusals = 0);
-        self.accesses.push_back(AccessBegun { peer, token, transfer: Some(transfer), entered });
+        self.accesses.push_back(AccessBegun { peer, token, transfers, entered });
         Ok(Access::Begun)
     }
 
@@ -272,7 +313,7 @@ impl CudaIpc {
     /// The answer to an access that cannot be.
     fn refuse(&mut self, peer: PeerId, pid: i32, refusal: Refusal) -> SendError {
         match refusal {
-            Refusal::Full => {
+            Refusal::NotYet => {
                 self.starved = true;
                 return SendError::Again;
             }
@@ -314,7 +355,7 @@ impl CudaIpc {
             .partition(|access| peer.is_none_or(|peer| peer == access.peer));
         self.accesses = others.into();
         for access in ending {
-            if access.transfer.as_ref().is_some_and(Transfer::finish) {
+            if access.transfers.iter().all(Transfer::finish) {
                 access.succeed();
             }
         }
@@ -325,7 +366,7 @@ impl CudaIpc {
         let mut n = 0;
         while let Some(access) = self.accesses.front() {
             let peer = access.peer;
-            match access.transfer.as_ref().map_or(Ok(true), Transfer::has_ended) {
+            match access.has_ended() {
                 Ok(true) => {
                     let token = access.token;
                     self.accesses.pop_front().into_iter().for_each(AccessBegun::succeed);
@@ -359,11 +400,35 @@ impl CudaIpc {
         n
     }
 
+    /// Says why memory is not published.
+    fn explain(failure: mover::Failure) {
+        if failure == mover::Failure::NOT_SHARED {
+            log::limited!(
+                "device memory of cuMemCreate or of a pool is copied through the host: it was made without CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"
+            );
+        } else {
+            log::limited!(
+                cause: failure.0,
+                "device memory is copied through the host: CUDA answers {} where a handle for other processes is asked for",
+                failure.0
+            );
+        }
+    }
+
+    /// Publishes memory; its place, tag and offset.
+    fn publish(&mut self, addr: usize, len: usize) -> Result<(Place, u64, u64), mover::Failure> {
+        let door = &mut self.door;
+        published::publish(addr as u64, len, || {
+            *door = door.take().or_else(Door::get);
+            door.as_ref().map_or(0, |door| door.name)
+        })
+    }
+
     /// Lends memory to a peer, under a permit.
     fn lend(
         &mut self,
         peer: PeerId,
-        addr: usize,
+        (addr, len): (usize, usize),
         token: Option<u64>,
     ) -> Result<Option<RemoteKey>, mover::Failure> {
         let Some(given) = Given::new(if token.is_some() { 0 } else { SPARE }) else {
@@ -372,7 +437,7 @@ impl CudaIpc {
             );
             return Ok(None);
         };
-        let (place, tag, offset) = published::publish(addr as u64)?;
+        let (place, tag, offset) = self.publish(addr, len)?;
         let key = RemoteKey::new(PERMITTED).with(place.with(given.0)).with(tag).with(offset);
         self.lent.add(peer, key, given, token);
         Ok(Some(key))
@@ -443,6 +508,7 @@ impl OneSided for CudaIpc {
         purpose: Purpose,
     ) -> Registered {
         let Some((Some(_), addr)) = memory.range() else { return Registered::No };
+        let len = memory.len();
         let pauses = self.peer(peer).is_none_or(|peer| {
             peer.unfilled.0 >= REFUSALS_MAX && clock::now_ns() - peer.unfilled.1 < PAUSE_NS
         });
@@ -451,11 +517,13 @@ impl OneSided for CudaIpc {
                 let key = |(Place(place), tag, offset)| {
                     Some(RemoteKey::new(MESSAGE).with(place).with(tag).with(offset))
                 };
-                (published::publish(addr as u64).map(key), true, false)
+                (self.publish(addr, len).map(key), true, false)
             }
             Purpose::Receive { .. } if pauses => return Registered::No,
-            Purpose::Receive { token } => (self.lend(peer, addr, Some(token)), false, true),
-            Purpose::Region { reads, writes, .. } => (self.lend(peer, addr, None), reads, writes),
+            Purpose::Receive { token } => (self.lend(peer, (addr, len), Some(token)), false, true),
+            Purpose::Region { reads, writes, .. } => {
+                (self.lend(peer, (addr, len), None), reads, writes)
+            }
         };
         match made {
             Ok(Some(key)) => {
@@ -464,11 +532,7 @@ impl OneSided for CudaIpc {
             }
             Ok(None) => Registered::No,
             Err(failure) => {
-                log::limited!(
-                    cause: failure.0,
-                    "device memory is copied through the host: CUDA answers {} where a handle for other processes is asked for",
-                    failure.0
-                );
+                Self::explain(failure);
                 Registered::Never
             }
         }
@@ -490,7 +554,7 @@ impl OneSided for CudaIpc {
         }
         // Peers may wait in the same way for accesses of this endpoint that have ended.
         for access in &mut self.accesses {
-            let ended = access.transfer.as_ref().is_some_and(|t| t.has_ended() == Ok(true));
+            let ended = !access.transfers.is_empty() && access.has_ended() == Ok(true);
             if let Some(mut entered) = access.entered.take_if(|_| ended) {
                 entered.failed = entered.done;
             }
@@ -523,7 +587,7 @@ impl OneSided for CudaIpc {
         if self.accesses.iter().all(|access| access.peer != peer) {
             return Ok(Access::Moved(1));
         }
-        self.accesses.push_back(AccessBegun { peer, token, transfer: None, entered: None });
+        self.accesses.push_back(AccessBegun { peer, token, transfers: Vec::new(), entered: None });
         Ok(Access::Begun)
     }
 }
@@ -545,6 +609,7 @@ impl Transport for CudaIpc {
             accesses: VecDeque::new(),
             lent: Lendings::default(),
             starved: false,
+            door: None,
         }))
     }
 
@@ -594,7 +659,8 @@ mod tests {
         let (me, host) = (PeerId(0), LocalHost::detect());
         let (peers, accesses, lent) = (Vec::new(), VecDeque::new(), Lendings::default());
         let (owner, open_max, starved) = (process::pid(), 4, false);
-        let mut ipc = CudaIpc { owner, me, host, open_max, peers, accesses, lent, starved };
+        let door = None;
+        let mut ipc = CudaIpc { owner, me, host, open_max, peers, accesses, lent, starved, door };
         let at = |text: &str| Address::from_text(text).unwrap();
         for (peer, address) in [
             (me, "127.0.0.1:1"),

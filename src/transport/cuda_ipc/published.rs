@@ -5,7 +5,7 @@
 
 use super::permits::{self, Permit};
 use crate::sys::Errno;
-use crate::sys::cuda::{Allocation, Cuda, Failure, IpcHandle};
+use crate::sys::cuda::{Allocation, Cuda, Failure, IpcHandle, Kind};
 use crate::sys::process::{self, random_u64};
 use crate::sys::shared_memory::{self, SharedMemory};
 use std::os::fd::OwnedFd;
@@ -16,10 +16,15 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 const LABEL: &str = "udrv-cuda";
 /// Allocations that a process publishes at a time. A key whose record was replaced serves those who have it open.
 const RECORDS: usize = 256;
-/// Words of a record: its tag; where the allocation begins at its owner, and its length, bytes; the handle; the tag again.
-const WORDS: usize = 12;
+/// Words of a record: its tag; where the allocation begins at its owner, and its length, bytes; the handle; the tag again;
+/// its kind; the door where its descriptor is had; the place and tag of the allocation behind it.
+const WORDS: usize = 16;
+/// The second of its tags.
+const AGAIN: usize = 11;
 /// From one record to the next, bytes.
-const STRIDE: usize = 128;
+const STRIDE: usize = WORDS * size_of::<u64>();
+/// Allocations of one message or region.
+pub(super) const PARTS_MAX: usize = 64;
 /// Behind the records are the permits.
 const PERMITS: usize = RECORDS * STRIDE;
 const LEN: usize = PERMITS + permits::LEN;
@@ -50,6 +55,30 @@ pub(super) struct Record {
     pub(super) start: u64,
     pub(super) len: u64,
     pub(super) handle: IpcHandle,
+    pub(super) kind: Kind,
+    /// The name of the door; 0: the handle is enough.
+    pub(super) door: u64,
+    /// The allocation that continues it, in messages that go on there.
+    pub(super) next: Option<(Place, u64)>,
+}
+
+const KINDS: [Kind; 3] = [Kind::Handle, Kind::Mapped, Kind::Pool];
+
+impl Record {
+    fn of(words: &[u64; WORDS]) -> Option<Self> {
+        let [_, start, len, handle @ .., _, kind, door, place, tag] = *words;
+        let kind = *KINDS.get(usize::try_from(kind).ok()?)?;
+        let next = (tag != 0).then_some((Place(place), tag));
+        Some(Self { start, len, handle: IpcHandle(handle), kind, door, next })
+    }
+
+    fn words(&self, tag: u64) -> [u64; WORDS] {
+        let Self { start, len, handle: IpcHandle([a, b, c, d, e, f, g, h]), kind, door, next } =
+            *self;
+        let kind = KINDS.iter().position(|known| *known == kind).unwrap_or(0) as u64;
+        let (Place(place), then) = next.unwrap_or((Place(0), 0));
+        [tag, start, len, a, b, c, d, e, f, g, h, tag, kind, door, place, then]
+    }
 }
 
 impl Place {
@@ -73,7 +102,7 @@ impl Place {
         (self.0 >> PID_SHIFT) as i32
     }
 
-    fn number(self) -> usize {
+    pub(super) fn number(self) -> usize {
         (self.0 & ((1 << PID_SHIFT) - 1)) as usize
     }
 }
@@ -136,34 +165,74 @@ fn tag_of(id: u64) -> u64 {
     FIRST.get_or_init(random_u64).wrapping_add(id)
 }
 
-/// Publishes the allocation that has the address, unless it is published. Its place, its tag, and the address within it.
-/// Failures: those of the driver; of memory without a handle, too.
-pub(super) fn publish(addr: u64) -> Result<(Place, u64, u64), Failure> {
-    const NONE: Failure = Failure(1);
+/// Publishes the allocations that have the `len` bytes at `addr`, unless they are published. The place of the first one, its
+/// tag, and the address within it. `door`: the name of the door, or 0 for none. Failures: those of the driver; of memory that
+/// other processes cannot open, too.
+pub(super) fn publish(
+    addr: u64,
+    len: usize,
+    door: impl FnOnce() -> u64,
+) -> Result<(Place, u64, u64), Failure> {
     let cuda = Cuda::get().ok_or(NONE)?;
-    let found = cuda.find(addr)?.ok_or(NONE)?;
-    let tag = tag_of(found.id);
-    let place = publish_as(tag, &found, || cuda.export(&found))?;
-    Ok((place, tag, addr - found.start))
+    let (mut all, mut at) = (Vec::new(), addr);
+    while at < addr.saturating_add(len as u64) || all.is_empty() {
+        let found = cuda.find(at)?.filter(|found| found.end() > at).ok_or(NONE)?;
+        if all.len() == PARTS_MAX {
+            return Err(NONE);
+        }
+        at = found.end();
+        all.push(found);
+    }
+    let door = if all.iter().any(Allocation::is_mapped) { door() } else { 0 };
+    let mut next = None;
+    // Each names the one behind it.
+    for found in all.iter().rev() {
+        let tag = tag_of(found.id);
+        next = Some((publish_as(tag, found, (door, next), || cuda.export(found))?, tag));
+    }
+    let (place, tag) = next.ok_or(NONE)?;
+    Ok((place, tag, addr - all.first().map_or(addr, |first| first.start)))
 }
+
+const NONE: Failure = Failure(1);
 
 fn publish_as(
     tag: u64,
     found: &Allocation,
-    export: impl FnOnce() -> Result<IpcHandle, Failure>,
+    (door, next): (u64, Option<(Place, u64)>),
+    export: impl FnOnce() -> Result<(Kind, IpcHandle), Failure>,
 ) -> Result<Place, Failure> {
-    const NONE: Failure = Failure(1);
     let table = table().ok_or(NONE)?;
-    let mut next = locked(&table.next);
+    let mut turn = locked(&table.next);
     let slot = |number| Slot(&table.memory, number);
-    if let Some(number) = (0..RECORDS).find(|number| slot(*number).has(tag)) {
-        return Ok(Place::of(number));
+    let known = (0..RECORDS).find(|number| slot(*number).has(tag));
+    let mut record = match known.and_then(|number| slot(number).read(tag)) {
+        Some(record) => record,
+        None => {
+            let (kind, handle) = export()?;
+            Record { start: found.start, len: found.len as u64, handle, kind, door: 0, next: None }
+        }
+    };
+    let door = if record.kind == Kind::Handle { 0 } else { door };
+    if door == 0 && record.kind != Kind::Handle {
+        return Err(NONE);
     }
-    let handle = export()?;
-    let number = *next % RECORDS;
-    *next += 1;
-    slot(number).fill(tag, [found.start, found.len as u64], handle);
+    let stays = known.is_some() && record.door == door && (next.is_none() || record.next == next);
+    let number = known.unwrap_or(*turn % RECORDS);
+    *turn += usize::from(known.is_none());
+    if !stays {
+        (record.door, record.next) = (door, next.or(record.next));
+        slot(number).fill(&record.words(tag));
+    }
     Ok(Place::of(number))
+}
+
+/// The descriptor of an allocation that this process has published, and still has. Failures: those of the driver.
+pub(super) fn descriptor(number: usize, tag: u64) -> Result<OwnedFd, Failure> {
+    let (cuda, table) = (Cuda::get().ok_or(NONE)?, table().ok_or(NONE)?);
+    let record = Slot(&table.memory, number).read(tag).ok_or(NONE)?;
+    let found = cuda.find(record.start)?.filter(|found| tag_of(found.id) == tag).ok_or(NONE)?;
+    cuda.descriptor(&found)
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -192,15 +261,16 @@ impl Slot<'_> {
         self.words().next().is_some_and(|first| first.load(Ordering::Relaxed) == tag)
     }
 
-    /// Peers may read it meanwhile: the middle changes only while the ends have no tag.
-    fn fill(&self, tag: u64, [start, len]: [u64; 2], IpcHandle(handle): IpcHandle) {
-        let ends = || self.words().step_by(WORDS - 1);
-        ends().for_each(|end| end.store(0, Ordering::Relaxed));
+    /// Peers may read it meanwhile: the other words change only while it has no tag.
+    fn fill(&self, words: &[u64; WORDS]) {
+        let tags = || self.words().step_by(AGAIN).take(2);
+        tags().for_each(|tag| tag.store(0, Ordering::Relaxed));
         fence(Ordering::SeqCst);
-        let values = [start, len].into_iter().chain(handle);
-        self.words().skip(1).zip(values).for_each(|(to, from)| to.store(from, Ordering::Relaxed));
+        let others = self.words().zip(words).enumerate().filter(|(at, _)| at % AGAIN != 0);
+        others.for_each(|(_, (to, from))| to.store(*from, Ordering::Relaxed));
         fence(Ordering::SeqCst);
-        ends().for_each(|end| end.store(tag, Ordering::Relaxed));
+        let [tag, ..] = *words;
+        tags().for_each(|to| to.store(tag, Ordering::Relaxed));
     }
 
     /// `None`: it is not that of the tag, or was replaced meanwhile.
@@ -214,8 +284,8 @@ impl Slot<'_> {
             *to = from.load(Ordering::Relaxed);
         }
         fence(Ordering::SeqCst);
-        let [_, start, len, handle @ .., last] = words;
-        (last == tag && self.has(tag)).then_some(Record { start, len, handle: IpcHandle(handle) })
+        let is_whole = words.get(AGAIN) == Some(&tag) && self.has(tag);
+        Record::of(&words).filter(|_| is_whole)
     }
 }
 
@@ -229,23 +299,50 @@ mod tests {
         let tags = [tag_of(1), tag_of(2)];
         let publish = |tag: u64, start: u64| {
             let found = Allocation::test(start, 4096);
-            publish_as(tag, &found, || Ok(handle)).unwrap()
+            publish_as(tag, &found, (0, None), || Ok((Kind::Handle, handle))).unwrap()
         };
         let [one, other] = [publish(tags[0], 100), publish(tags[1], 200)];
         let table = Foreign::find(process::pid()).unwrap();
         assert_eq!(one.pid(), process::pid());
-        assert_eq!(table.read(one, tags[0]), Ok(Record { start: 100, len: 4096, handle }));
+        let (kind, door, next) = (Kind::Handle, 0, None);
+        let record = Record { start: 100, len: 4096, handle, kind, door, next };
+        assert_eq!(table.read(one, tags[0]), Ok(record));
         assert_eq!(table.read(other, tags[1]).map(|record| record.start), Ok(200));
         assert_eq!(
             table.read(one, tags[1]),
             Err(Errno(libc::ESTALE)),
             "not the record of that tag"
         );
-        let exported = |found: &Allocation| publish_as(tags[0], found, || panic!("a second time"));
+        let exported =
+            |found: &Allocation| publish_as(tags[0], found, (0, None), || panic!("a second time"));
         assert_eq!(exported(&Allocation::test(100, 4096)), Ok(one));
         // Many allocations later its record is another's.
         (0..RECORDS as u64).for_each(|n| _ = publish(tag_of(1000 + n), n));
         assert_eq!(table.read(one, tags[0]), Err(Errno(libc::ESTALE)));
+    }
+
+    #[test]
+    fn a_record_names_what_continues_it() {
+        let publish = |tag: u64, door: u64, next: Option<(Place, u64)>| {
+            let found = Allocation::test(tag, 4096);
+            let export = || Ok((Kind::Mapped, IpcHandle::default()));
+            publish_as(tag, &found, (door, next), export).unwrap()
+        };
+        let tags = [51, 52, 53].map(tag_of);
+        let [second, third] = [1, 2].map(|at: usize| publish(tags[at], 7, None));
+        let first = publish(tags[0], 7, Some((second, tags[1])));
+        let table = Foreign::find(process::pid()).unwrap();
+        let read =
+            || table.read(first, tags[0]).map(|record| (record.kind, record.door, record.next));
+        assert_eq!(read(), Ok((Kind::Mapped, 7, Some((second, tags[1])))));
+        // A shorter message does not end another one that is on its way.
+        assert_eq!(
+            (publish(tags[0], 7, None), read().unwrap().2),
+            (first, Some((second, tags[1])))
+        );
+        // Other memory is there by now, and another door.
+        assert_eq!(publish(tags[0], 8, Some((third, tags[2]))), first);
+        assert_eq!(read(), Ok((Kind::Mapped, 8, Some((third, tags[2])))));
     }
 
     #[test]
@@ -265,7 +362,11 @@ mod tests {
     #[test]
     fn memory_without_a_handle_is_not_published() {
         let found = Allocation::test(0, 1);
-        assert_eq!(publish_as(tag_of(99), &found, || Err(Failure(801))), Err(Failure(801)));
+        let refused = || Err(Failure(801));
+        assert_eq!(publish_as(tag_of(99), &found, (0, None), refused), Err(Failure(801)));
+        // Nor is memory whose descriptor nobody could ask for.
+        let mapped = || Ok((Kind::Mapped, IpcHandle::default()));
+        assert_eq!(publish_as(tag_of(99), &found, (0, None), mapped), Err(NONE));
         let memory = &table().unwrap().memory;
         assert!((0..RECORDS).all(|number| !Slot(memory, number).has(tag_of(99))));
     }

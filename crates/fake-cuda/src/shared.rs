@@ -1,0 +1,207 @@
+//! Memory that is exported by descriptors: cuMemCreate with its addresses, and pools.
+
+use crate::memory::{Allocation, Kind, POSIX_FD, Physical, Pool};
+use crate::model::{
+    Answer, Handle, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, Model, NOT_SUPPORTED,
+    OUT_OF_MEMORY,
+};
+use crate::sys::{self, Mapping};
+use std::collections::HashMap;
+use std::io::{Read, Seek, Write};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// cuMemCreate takes multiples of this, bytes.
+pub(crate) const GRANULARITY: usize = 2 << 20;
+
+/// The handles of both.
+#[derive(Default)]
+pub(crate) struct Shared {
+    physical: HashMap<usize, Arc<Physical>>,
+    pools: HashMap<usize, Arc<Pool>>,
+    /// The reservations by their begin, with their lengths.
+    reserved: HashMap<usize, usize>,
+}
+
+impl Model {
+    fn keep(&mut self, physical: Arc<Physical>) -> usize {
+        let handle = self.fresh() + 0x1000;
+        self.shared.physical.insert(handle, physical);
+        handle
+    }
+
+    pub(crate) fn create(&mut self, len: usize, types: u32, device: i32) -> Answer<usize> {
+        let ordinal = self.device(device)?;
+        if len == 0 || len % GRANULARITY != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let file = sys::file(len).ok_or(OUT_OF_MEMORY)?;
+        Ok(self.keep(Arc::new(Physical { file, len, types, ordinal })))
+    }
+
+    pub(crate) fn physical(&self, handle: usize) -> Answer<&Arc<Physical>> {
+        self.shared.physical.get(&handle).ok_or(INVALID_VALUE)
+    }
+
+    pub(crate) fn release_handle(&mut self, handle: usize) -> Answer {
+        self.shared.physical.remove(&handle).map(|_| ()).ok_or(INVALID_VALUE)
+    }
+
+    /// A handle of what is mapped at an address.
+    pub(crate) fn retain_handle(&mut self, addr: usize) -> Answer<usize> {
+        match self.find(addr).map(|found| &found.kind) {
+            Some(Kind::Mapped(_, physical, _)) => {
+                let physical = Arc::clone(physical);
+                Ok(self.keep(physical))
+            }
+            _ => Err(INVALID_VALUE),
+        }
+    }
+
+    pub(crate) fn export_handle(&self, handle: usize) -> Answer<OwnedFd> {
+        let physical = self.physical(handle)?;
+        if physical.types & POSIX_FD == 0 {
+            return Err(NOT_SUPPORTED);
+        }
+        physical.file.try_clone().map_err(|_| OUT_OF_MEMORY)
+    }
+
+    /// The device is the one of the current context, or the first.
+    pub(crate) fn import_handle(&mut self, file: OwnedFd) -> Answer<usize> {
+        let len = sys::len_of(&file).filter(|len| len % GRANULARITY == 0 && *len > 0);
+        let len = len.ok_or(INVALID_VALUE)?;
+        let ordinal = self.context().map_or(0, |(_, ordinal)| ordinal);
+        Ok(self.keep(Arc::new(Physical { file, len, types: POSIX_FD, ordinal })))
+    }
+
+    pub(crate) fn reserve(&mut self, len: usize) -> Answer<usize> {
+        if len == 0 || len % GRANULARITY != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let at = sys::reserve(len).ok_or(OUT_OF_MEMORY)?;
+        self.shared.reserved.insert(at, len);
+        Ok(at)
+    }
+
+    /// Nothing is mapped there.
+    pub(crate) fn free_addresses(&mut self, at: usize, len: usize) -> Answer {
+        let has = |n: usize| self.find(at + n).is_some();
+        if self.shared.reserved.get(&at) != Some(&len) || (0..len).step_by(GRANULARITY).any(has) {
+            return Err(INVALID_VALUE);
+        }
+        self.shared.reserved.remove(&at);
+        sys::release(at, len);
+        Ok(())
+    }
+
+    pub(crate) fn map(&mut self, at: usize, len: usize, handle: usize) -> Answer {
+        let physical = Arc::clone(self.physical(handle)?);
+        let within = |(begin, size): (&usize, &usize)| *begin <= at && at + len <= begin + size;
+        let is_free = self.find(at).is_none() && self.shared.reserved.iter().any(within);
+        if len != physical.len || at % GRANULARITY != 0 || !is_free {
+            return Err(INVALID_VALUE);
+        }
+        let mapping = Mapping::within(&physical.file, len, at).ok_or(OUT_OF_MEMORY)?;
+        let place = (0, physical.ordinal);
+        self.add_at(at, len, place, Kind::Mapped(mapping, physical, AtomicBool::new(false)));
+        Ok(())
+    }
+
+    /// The mappings that make up a range; none without gaps is a failure.
+    fn mapped(&self, at: usize, len: usize) -> Answer<Vec<Arc<Allocation>>> {
+        let (mut all, mut end) = (Vec::new(), at);
+        while end < at + len {
+            let found = self.find(end).filter(|found| found.is_mapped() && found.base == end);
+            let found = found.ok_or(INVALID_VALUE)?;
+            end += found.len;
+            all.push(Arc::clone(found));
+        }
+        if end == at + len { Ok(all) } else { Err(INVALID_VALUE) }
+    }
+
+    pub(crate) fn unmap(&mut self, at: usize, len: usize) -> Answer {
+        for found in self.mapped(at, len)? {
+            self.allocations.take(found.base, |_| true);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn set_access(&mut self, at: usize, len: usize, is: bool) -> Answer {
+        for found in self.mapped(at, len)? {
+            if let Kind::Mapped(.., open) = &found.kind {
+                open.store(is, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn create_pool(&mut self, types: u32, device: i32) -> Answer<usize> {
+        let ordinal = self.device(device)?;
+        let file = sys::file(0).ok_or(OUT_OF_MEMORY)?;
+        let owner = std::process::id();
+        let mut writer = std::fs::File::from(file.try_clone().map_err(|_| OUT_OF_MEMORY)?);
+        writer.write_all(&owner.to_ne_bytes()).map_err(|_| OUT_OF_MEMORY)?;
+        Ok(self.keep_pool(Pool { file, owner, types, ordinal }))
+    }
+
+    fn keep_pool(&mut self, pool: Pool) -> usize {
+        let handle = self.fresh() + 0x1000;
+        self.shared.pools.insert(handle, Arc::new(pool));
+        handle
+    }
+
+    pub(crate) fn pool(&self, handle: usize) -> Answer<&Arc<Pool>> {
+        self.shared.pools.get(&handle).ok_or(INVALID_VALUE)
+    }
+
+    /// What was allocated from it stays.
+    pub(crate) fn destroy_pool(&mut self, handle: usize) -> Answer {
+        self.shared.pools.remove(&handle).map(|_| ()).ok_or(INVALID_VALUE)
+    }
+
+    pub(crate) fn export_pool(&self, handle: usize) -> Answer<OwnedFd> {
+        let pool = self.pool(handle)?;
+        if pool.types & POSIX_FD == 0 || pool.owner != std::process::id() {
+            return Err(INVALID_VALUE);
+        }
+        pool.file.try_clone().map_err(|_| OUT_OF_MEMORY)
+    }
+
+    pub(crate) fn import_pool(&mut self, file: OwnedFd) -> Answer<usize> {
+        let mut owner = [0; 4];
+        let mut reader = std::fs::File::from(file.try_clone().map_err(|_| OUT_OF_MEMORY)?);
+        reader.rewind().and_then(|()| reader.read_exact(&mut owner)).map_err(|_| INVALID_VALUE)?;
+        let owner = u32::from_ne_bytes(owner);
+        let ordinal = self.context().map_or(0, |(_, ordinal)| ordinal);
+        Ok(self.keep_pool(Pool { file, owner, types: POSIX_FD, ordinal }))
+    }
+
+    /// `handle`: 0 for the default pool.
+    pub(crate) fn allocate_in_pool(&mut self, len: usize, handle: usize) -> Answer<usize> {
+        let (_, ordinal) = self.context()?;
+        let pool = if handle == 0 { None } else { Some((handle, Arc::clone(self.pool(handle)?))) };
+        if pool.as_ref().is_some_and(|(_, pool)| pool.owner != std::process::id()) {
+            return Err(INVALID_VALUE);
+        }
+        let ordinal = pool.as_ref().map_or(ordinal, |(_, pool)| pool.ordinal);
+        let mapping = self.bytes(len, false)?;
+        Ok(self.add_at(mapping.base, len, (0, ordinal), Kind::Pool(mapping, pool)))
+    }
+
+    pub(crate) fn free_in_pool(&mut self, base: usize) -> Answer {
+        let right = |kind: &Kind| matches!(kind, Kind::Pool(..) | Kind::OfPool(_));
+        self.allocations.take(base, right).map(|_| ()).ok_or(INVALID_VALUE)
+    }
+
+    pub(crate) fn import_of_pool(&mut self, handle: usize, what: &Handle) -> Answer<usize> {
+        self.context().map_err(|_| INVALID_CONTEXT)?;
+        let pool = self.pool(handle)?;
+        if pool.owner != what.pid {
+            return Err(INVALID_HANDLE);
+        }
+        let place = (0, pool.ordinal);
+        let mapping = self.mapping_of(what)?;
+        Ok(self.add_at(mapping.base, what.len as usize, place, Kind::OfPool(mapping)))
+    }
+}

@@ -1,0 +1,338 @@
+//! The driver API of CUDA, found at run time in `libcuda.so.1`. It is never linked, and never initialised here: a process
+//! that has not called cuInit itself has no device memory, and cuInit before a fork would leave its child without CUDA.
+//! No context is made either; the primary one of a device is retained only if the application has made it active.
+//!
+//! Not run on a GPU; on a double only (`crates/fake-cuda`).
+
+use crate::sys::dl::Library;
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::mem::transmute;
+use std::sync::OnceLock;
+
+/// A result of the driver, other than success.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Failure(pub(crate) i32);
+
+const NOT_INITIALIZED: i32 = 3;
+const DEINITIALIZED: i32 = 4;
+const NOT_READY: i32 = 600;
+/// CU_POINTER_ATTRIBUTE_SYNC_MEMOPS.
+const SYNC_MEMOPS: c_int = 6;
+/// Devices of a process at most.
+const DEVICES_MAX: c_int = 64;
+/// CU_STREAM_NON_BLOCKING: the application's default stream neither waits for ours nor delays it.
+const NON_BLOCKING: c_uint = 1;
+/// CU_EVENT_DISABLE_TIMING.
+const NO_TIMING: c_uint = 2;
+/// CU_STREAM_CAPTURE_MODE_RELAXED.
+const RELAXED: c_uint = 2;
+/// CU_MEMORYTYPE_DEVICE.
+const DEVICE: c_uint = 2;
+
+/// CUipcMemHandle: names an allocation to the other processes of the node. Only the driver knows what its bytes mean.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct IpcHandle(pub(crate) [u64; 8]);
+
+type Context = *mut c_void;
+type Handle = *mut c_void;
+
+macro_rules! functions {
+    ($table:ident $($name:ident $symbol:literal ($($argument:ty),*);)*) => {
+        #[derive(Clone, Copy)]
+        pub(super) struct $table { $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> c_int),* }
+
+        impl $table {
+            fn of(library: &Library) -> Option<Self> {
+                // SAFETY: the driver's functions of these names have these signatures, and the library stays loaded.
+                Some(Self { $($name: unsafe {
+                    transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> c_int>(
+                        library.symbol($symbol)?.as_ptr())
+                }),* })
+            }
+        }
+    };
+}
+
+functions! { Functions
+    attributes c"cuPointerGetAttributes" (c_uint, *mut c_int, *mut *mut c_void, u64);
+    primary_state c"cuDevicePrimaryCtxGetState" (c_int, *mut c_uint, *mut c_int);
+    primary_retain c"cuDevicePrimaryCtxRetain" (*mut Context, c_int);
+    push c"cuCtxPushCurrent_v2" (Context);
+    pop c"cuCtxPopCurrent_v2" (*mut Context);
+    stream_create c"cuStreamCreate" (*mut Handle, c_uint);
+    event_create c"cuEventCreate" (*mut Handle, c_uint);
+    event_record c"cuEventRecord" (Handle, Handle);
+    event_query c"cuEventQuery" (Handle);
+    stream_wait c"cuStreamWaitEvent" (Handle, Handle, c_uint);
+    stream_query c"cuStreamQuery" (Handle);
+    set_attribute c"cuPointerSetAttribute" (*const c_void, c_int, u64);
+    copy c"cuMemcpyAsync" (u64, u64, usize, Handle);
+    capture_mode c"cuThreadExchangeStreamCaptureMode" (*mut c_uint);
+    ipc_get c"cuIpcGetMemHandle" (*mut IpcHandle, u64);
+    ipc_open c"cuIpcOpenMemHandle_v2" (*mut u64, IpcHandle, c_uint);
+    ipc_close c"cuIpcCloseMemHandle" (u64);
+}
+
+functions! { Sharing
+    retain c"cuMemRetainAllocationHandle" (*mut u64, u64);
+    release c"cuMemRelease" (u64);
+    export c"cuMemExportToShareableHandle" (*mut c_int, u64, c_int, c_ulonglong);
+    import c"cuMemImportFromShareableHandle" (*mut u64, usize, c_int);
+    reserve c"cuMemAddressReserve" (*mut u64, usize, usize, u64, c_ulonglong);
+    free_addresses c"cuMemAddressFree" (u64, usize);
+    map c"cuMemMap" (u64, usize, usize, u64, c_ulonglong);
+    unmap c"cuMemUnmap" (u64, usize);
+    set_access c"cuMemSetAccess" (u64, usize, *const Access, usize);
+    export_pool c"cuMemPoolExportToShareableHandle" (*mut c_int, u64, c_int, c_ulonglong);
+    import_pool c"cuMemPoolImportFromShareableHandle" (*mut u64, usize, c_int, c_ulonglong);
+    pool_access c"cuMemPoolSetAccess" (u64, *const Access, usize);
+    destroy_pool c"cuMemPoolDestroy" (u64);
+    export_pointer c"cuMemPoolExportPointer" (*mut IpcHandle, u64);
+    import_pointer c"cuMemPoolImportPointer" (*mut u64, u64, *const IpcHandle);
+    free c"cuMemFreeAsync" (u64, *mut c_void);
+    device c"cuCtxGetDevice" (*mut c_int);
+}
+
+/// CUmemAccessDesc: a device may read and write.
+#[repr(C)]
+pub(super) struct Access {
+    location: [c_int; 2],
+    flags: c_int,
+}
+
+impl Access {
+    /// CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE.
+    pub(super) fn of(device: c_int) -> Self {
+        Self { location: [1, device], flags: 3 }
+    }
+}
+
+/// The driver of this process.
+pub(crate) struct Cuda {
+    pub(super) functions: Functions,
+    /// Those for memory without an IPC handle; older drivers do not have them.
+    pub(super) sharing: Option<Sharing>,
+}
+
+static CUDA: OnceLock<Option<Cuda>> = OnceLock::new();
+
+/// What the driver says about an address of device memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Allocation {
+    /// Its context; 0: the driver does not say.
+    pub(super) context: usize,
+    ordinal: i32,
+    /// BUFFER_ID: no other allocation of this process has had it.
+    pub(crate) id: u64,
+    pub(crate) start: u64,
+    /// Bytes.
+    pub(crate) len: usize,
+}
+
+/// A context, with a stream and an event of the provider in it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lane {
+    context: usize,
+    pub(super) stream: usize,
+    event: usize,
+}
+
+pub(super) fn done(result: c_int) -> Result<(), Failure> {
+    if result == 0 { Ok(()) } else { Err(Failure(result)) }
+}
+
+pub(super) fn handle(number: usize) -> Handle {
+    std::ptr::with_exposed_provenance_mut(number)
+}
+
+impl Cuda {
+    /// Loads the driver's library, which has no effect on the process but that. `None`: there is none, or it is too old.
+    pub(crate) fn open() -> Option<&'static Self> {
+        let of = |library: Library| {
+            let sharing = Sharing::of(&library);
+            Functions::of(&library).map(|functions| Self { functions, sharing })
+        };
+        CUDA.get_or_init(|| of(Library::open(c"libcuda.so.1")?)).as_ref()
+    }
+
+    /// The driver, if it was loaded by [`Self::open`].
+    #[inline]
+    pub(crate) fn get() -> Option<&'static Self> {
+        CUDA.get()?.as_ref()
+    }
+
+    /// The allocation of device memory that has the address. `None`: the processor may touch that memory, or nobody has
+    /// initialised CUDA in this process.
+    pub(crate) fn find(&self, addr: u64) -> Result<Option<Allocation>, Failure> {
+        let mut found = Allocation { context: 0, ordinal: -1, id: 0, start: 0, len: 0 };
+        let (mut kind, mut managed): (c_uint, c_uint) = (0, 0);
+        // CONTEXT, MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL, BUFFER_ID, RANGE_START_ADDR, RANGE_SIZE: one call, because
+        // the call for a single attribute is slow on newer drivers.
+        let mut which = [1, 2, 8, 9, 7, 11, 12];
+        let mut places: [*mut c_void; 7] = [
+            (&raw mut found.context).cast(),
+            (&raw mut kind).cast(),
+            (&raw mut managed).cast(),
+            (&raw mut found.ordinal).cast(),
+            (&raw mut found.id).cast(),
+            (&raw mut found.start).cast(),
+            (&raw mut found.len).cast(),
+        ];
+        let count = which.len() as c_uint;
+        // SAFETY: as many attributes as places, each a local of its attribute's type.
+        let result = unsafe {
+            (self.functions.attributes)(count, which.as_mut_ptr(), places.as_mut_ptr(), addr)
+        };
+        match result {
+            NOT_INITIALIZED | DEINITIALIZED => Ok(None),
+            _ => done(result).map(|()| (kind == DEVICE && managed == 0).then_some(found)),
+        }
+    }
+
+    /// The context of an allocation: its own, or the primary one of its device, if that is active. 0: none.
+    pub(crate) fn context_of(&self, of: &Allocation) -> usize {
+        if of.context != 0 {
+            return of.context;
+        }
+        self.primary(of.ordinal).unwrap_or(0)
+    }
+
+    /// The primary context of a device, if the application has made it active. Failure: there is no such device.
+    fn primary(&self, ordinal: c_int) -> Result<usize, Failure> {
+        let (mut flags, mut active, mut context) = (0, 0, std::ptr::null_mut());
+        // SAFETY: locals of the right types. The reference to an active context is kept until the process ends.
+        unsafe {
+            done((self.functions.primary_state)(ordinal, &mut flags, &mut active))?;
+            if active == 0 {
+                return Ok(0);
+            }
+            done((self.functions.primary_retain)(&mut context, ordinal))?;
+        }
+        Ok(context.expose_provenance())
+    }
+
+    /// The primary context of the first device that has an active one.
+    pub(crate) fn any_context(&self) -> Option<usize> {
+        let all = (0..DEVICES_MAX).map_while(|ordinal| self.primary(ordinal).ok());
+        all.into_iter().find(|context| *context != 0)
+    }
+
+    /// Sets SYNC_MEMOPS on an allocation. A driver that does not know this for such memory leaves it.
+    pub(crate) fn synchronize(&self, of: &Allocation) {
+        let one: c_uint = 1;
+        let _ = self.within(self.context_of(of), || {
+            // SAFETY: the value of that attribute is a local of 4 bytes.
+            done(unsafe {
+                (self.functions.set_attribute)((&raw const one).cast(), SYNC_MEMOPS, of.start)
+            })
+        });
+    }
+
+    /// Calls `then` with the context current, whatever thread this is, and leaves the thread as it was. An application
+    /// that captures a graph meanwhile must not capture our calls, nor have them refused.
+    pub(super) fn within<T>(
+        &self,
+        context: usize,
+        then: impl FnOnce() -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let mut mode = RELAXED;
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: a context of the application; failures are reported for one that is gone.
+        done(unsafe { (self.functions.push)(handle(context)) })?;
+        // SAFETY: a local.
+        let relaxed = unsafe { (self.functions.capture_mode)(&mut mode) } == 0;
+        let outcome = then();
+        // SAFETY: locals; the thread's own mode, and the context that was pushed.
+        unsafe {
+            if relaxed {
+                (self.functions.capture_mode)(&mut mode);
+            }
+            (self.functions.pop)(&mut popped);
+        }
+        outcome
+    }
+
+    /// A stream and an event in a context.
+    pub(crate) fn lane(&self, context: usize) -> Result<Lane, Failure> {
+        let (mut stream, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
+        self.within(context, || {
+            // SAFETY: locals.
+            done(unsafe { (self.functions.stream_create)(&mut stream, NON_BLOCKING) })?;
+            // SAFETY: a local.
+            done(unsafe { (self.functions.event_create)(&mut event, NO_TIMING) })
+        })?;
+        let (stream, event) = (stream.expose_provenance(), event.expose_provenance());
+        Ok(Lane { context, stream, event })
+    }
+
+    /// Begins a copy, of which [`Self::is_done`] tells the end.
+    ///
+    /// # Safety
+    /// Both ranges stay valid until then, the source unchanged.
+    pub(crate) unsafe fn start(
+        &self,
+        lane: &Lane,
+        to: usize,
+        from: usize,
+        len: usize,
+    ) -> Result<(), Failure> {
+        self.within(lane.context, || {
+            // SAFETY: the caller vouches for the ranges; stream and event are the lane's.
+            unsafe {
+                done((self.functions.copy)(to as u64, from as u64, len, handle(lane.stream)))?;
+                done((self.functions.event_record)(handle(lane.event), handle(lane.stream)))
+            }
+        })
+    }
+
+    /// What is started on the lane from now on begins when all that was started on `before` has ended.
+    pub(crate) fn follow(&self, lane: &Lane, before: &Lane) -> Result<(), Failure> {
+        self.within(lane.context, || {
+            // SAFETY: a stream and an event of this provider.
+            done(unsafe {
+                (self.functions.stream_wait)(handle(lane.stream), handle(before.event), 0)
+            })
+        })
+    }
+
+    /// Whether all that was started on the lane has ended.
+    pub(crate) fn is_done(&self, lane: &Lane) -> Result<bool, Failure> {
+        // SAFETY: the lane's event.
+        self.ready(lane, || unsafe { (self.functions.event_query)(handle(lane.event)) })
+    }
+
+    /// The same of copies that [`Self::start`] has begun and then failed for.
+    pub(crate) fn is_idle(&self, lane: &Lane) -> Result<bool, Failure> {
+        // SAFETY: the lane's stream.
+        self.ready(lane, || unsafe { (self.functions.stream_query)(handle(lane.stream)) })
+    }
+
+    fn ready(&self, lane: &Lane, ask: impl FnOnce() -> c_int) -> Result<bool, Failure> {
+        let mut result = 0;
+        self.within(lane.context, || {
+            result = ask();
+            Ok(())
+        })?;
+        if result == NOT_READY { Ok(false) } else { done(result).map(|()| true) }
+    }
+}
+
+impl Allocation {
+    /// What the driver maps to addresses, a pool's memory or that of cuMemCreate: memory of the same kind may continue it.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.context == 0
+    }
+
+    pub(crate) fn end(&self) -> u64 {
+        self.start.saturating_add(self.len as u64)
+    }
+}
+
+#[cfg(test)]
+impl Allocation {
+    /// One that no driver knows.
+    pub(crate) fn test(start: u64, len: usize) -> Self {
+        Self { context: 1, ordinal: 0, id: 1, start, len }
+    }
+}

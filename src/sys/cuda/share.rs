@@ -1,0 +1,211 @@
+//! How processes open each other's allocations.
+//!
+//! | memory | what its owner gives | and the other process does |
+//! |---|---|---|
+//! | cuMemAlloc | an IPC handle | cuIpcOpenMemHandle |
+//! | cuMemCreate, cuMemMap | a descriptor of each part that is mapped | reserves addresses, and maps the parts |
+//! | cuMemAllocFromPoolAsync | a descriptor of the pool, and an exported pointer | opens the pool, and imports the pointer |
+//!
+//! A descriptor is of a process, so it is passed over a socket. There is one only if the application asked for that when it
+//! made the memory or the pool: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.
+
+use super::driver::{Access, Allocation, Cuda, Failure, IpcHandle, Lane, Sharing, done, handle};
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.
+const PEER_ACCESS: c_uint = 1;
+/// CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.
+const POSIX_FD: c_int = 1;
+
+/// What another process needs to open an allocation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// Its handle.
+    Handle,
+    /// A descriptor.
+    Mapped,
+    /// A descriptor of its pool, and the exported pointer, which has the size of a handle.
+    Pool,
+}
+
+/// What is given for one.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) kind: Kind,
+    pub(crate) handle: IpcHandle,
+    /// `None` for a handle.
+    pub(crate) fd: Option<OwnedFd>,
+    /// Bytes.
+    pub(crate) len: usize,
+}
+
+/// An allocation of another process that this one has opened.
+#[derive(Debug)]
+pub(crate) struct Import {
+    kind: Kind,
+    context: usize,
+    start: u64,
+    len: usize,
+}
+
+impl Import {
+    /// Where it begins in this process.
+    pub(crate) fn start(&self) -> u64 {
+        self.start
+    }
+}
+
+impl Failure {
+    /// The application did not ask for descriptors of this memory; no result of the driver.
+    pub(crate) const NOT_SHARED: Self = Self(-2);
+    const NOT_SUPPORTED: Self = Self(801);
+}
+
+impl Cuda {
+    fn sharing(&self) -> Result<&Sharing, Failure> {
+        self.sharing.as_ref().ok_or(Failure::NOT_SUPPORTED)
+    }
+
+    /// How an allocation is opened; the handle is empty for one that is opened by its descriptor alone.
+    pub(crate) fn export(&self, of: &Allocation) -> Result<(Kind, IpcHandle), Failure> {
+        let mut handle = IpcHandle::default();
+        if !of.is_mapped() {
+            self.within(of.context, || {
+                // SAFETY: a local of the handle's size.
+                done(unsafe { (self.functions.ipc_get)(&mut handle, of.start) })
+            })?;
+            return Ok((Kind::Handle, handle));
+        }
+        // Without an identity a peer could not tell it from what was there before.
+        if of.id == 0 {
+            return Err(Failure::NOT_SUPPORTED);
+        }
+        if self.pool_of(of)? == 0 {
+            return Ok((Kind::Mapped, handle));
+        }
+        let sharing = self.sharing()?;
+        self.within(self.context_of(of), || {
+            // SAFETY: a local of the size of what is exported.
+            done(unsafe { (sharing.export_pointer)(&mut handle, of.start) })
+        })?;
+        Ok((Kind::Pool, handle))
+    }
+
+    /// The pool of an allocation without a context; 0: it is of none. Failure: it has no descriptors.
+    fn pool_of(&self, of: &Allocation) -> Result<u64, Failure> {
+        let (mut allowed, mut pool) = (0_u64, 0_u64);
+        // ALLOWED_HANDLE_TYPES, MEMPOOL_HANDLE.
+        let mut which = [14, 17];
+        let mut places: [*mut c_void; 2] = [(&raw mut allowed).cast(), (&raw mut pool).cast()];
+        // SAFETY: as many attributes as places, each a local of its attribute's type.
+        done(unsafe {
+            (self.functions.attributes)(2, which.as_mut_ptr(), places.as_mut_ptr(), of.start)
+        })?;
+        if allowed & POSIX_FD as u64 == 0 { Err(Failure::NOT_SHARED) } else { Ok(pool) }
+    }
+
+    /// A descriptor of an allocation without a context, or of its pool.
+    pub(crate) fn descriptor(&self, of: &Allocation) -> Result<OwnedFd, Failure> {
+        let (sharing, pool) = (self.sharing()?, self.pool_of(of)?);
+        let mut fd = -1;
+        self.within(self.context_of(of), || {
+            if pool != 0 {
+                // SAFETY: a local, which gets a new descriptor.
+                return done(unsafe { (sharing.export_pool)(&mut fd, pool, POSIX_FD, 0) });
+            }
+            let mut kept = 0;
+            // SAFETY: locals; what is retained is released.
+            unsafe {
+                done((sharing.retain)(&mut kept, of.start))?;
+                let exported = done((sharing.export)(&mut fd, kept, POSIX_FD, 0));
+                done((sharing.release)(kept)).and(exported)
+            }
+        })?;
+        // SAFETY: a new descriptor, which nobody else owns.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// Opens an allocation of another process in a context.
+    pub(crate) fn import(&self, context: usize, part: &Part) -> Result<Import, Failure> {
+        let Part { kind, handle, fd, len } = part;
+        let fd = fd.as_ref().map_or(usize::MAX, |fd| fd.as_raw_fd() as usize);
+        let mut start = 0;
+        self.within(context, || match kind {
+            Kind::Handle => {
+                // SAFETY: a local; the driver checks the handle.
+                done(unsafe { (self.functions.ipc_open)(&mut start, *handle, PEER_ACCESS) })
+            }
+            Kind::Mapped => self.map(fd, *len).map(|at| start = at),
+            Kind::Pool => self.import_of_pool(fd, handle).map(|at| start = at),
+        })?;
+        Ok(Import { kind: *kind, context, start, len: *len })
+    }
+
+    /// The device of the current context.
+    fn device(&self, sharing: &Sharing) -> Result<c_int, Failure> {
+        let mut device = 0;
+        // SAFETY: a local.
+        done(unsafe { (sharing.device)(&mut device) })?;
+        Ok(device)
+    }
+
+    /// Maps memory of another process, in the current context.
+    fn map(&self, fd: usize, len: usize) -> Result<u64, Failure> {
+        let sharing = self.sharing()?;
+        let access = Access::of(self.device(sharing)?);
+        let (mut kept, mut at) = (0, 0);
+        // SAFETY: a descriptor of this process, which the driver checks; a local.
+        done(unsafe { (sharing.import)(&mut kept, fd, POSIX_FD) })?;
+        // SAFETY: new addresses, which are given back if nothing is mapped there. What is mapped needs its handle no more.
+        unsafe {
+            let reserved = done((sharing.reserve)(&mut at, len, 0, 0, 0));
+            let mapped = reserved.and_then(|()| done((sharing.map)(at, len, 0, kept, 0)));
+            let released = done((sharing.release)(kept));
+            let open = mapped.and_then(|()| {
+                let open = released.and_then(|()| done((sharing.set_access)(at, len, &access, 1)));
+                open.inspect_err(|_| _ = (sharing.unmap)(at, len))
+            });
+            if open.is_err() && reserved.is_ok() {
+                (sharing.free_addresses)(at, len);
+            }
+            open.map(|()| at)
+        }
+    }
+
+    /// Imports what another process has of a pool of its own, in the current context.
+    fn import_of_pool(&self, fd: usize, pointer: &IpcHandle) -> Result<u64, Failure> {
+        let sharing = self.sharing()?;
+        let access = Access::of(self.device(sharing)?);
+        let (mut pool, mut at) = (0, 0);
+        // SAFETY: a descriptor of this process, and what its owner exported: the driver checks both. A pool that is destroyed
+        // lasts as long as what is of it.
+        unsafe {
+            done((sharing.import_pool)(&mut pool, fd, POSIX_FD, 0))?;
+            let open = done((sharing.pool_access)(pool, &access, 1))
+                .and_then(|()| done((sharing.import_pointer)(&mut at, pool, pointer)));
+            (sharing.destroy_pool)(pool);
+            open.map(|()| at)
+        }
+    }
+
+    /// Closes it again. All copies from it have ended. What is freed in the order of a stream is freed on that of the lane.
+    pub(crate) fn close(&self, import: &Import, lane: Option<&Lane>) -> Result<(), Failure> {
+        let Import { kind, context, start, len } = *import;
+        let stream = lane.map_or(std::ptr::null_mut(), |lane| handle(lane.stream));
+        self.within(context, || {
+            // SAFETY: what `import` got, and closed once.
+            unsafe {
+                match kind {
+                    Kind::Handle => done((self.functions.ipc_close)(start)),
+                    Kind::Pool => done((self.sharing()?.free)(start, stream)),
+                    Kind::Mapped => {
+                        let sharing = self.sharing()?;
+                        done((sharing.unmap)(start, len))?;
+                        done((sharing.free_addresses)(start, len))
+                    }
+                }
+            }
+        })
+    }
+}
