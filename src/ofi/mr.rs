@@ -15,10 +15,11 @@ use libfabric_sys::{
     FI_AUTH_KEY, FI_CLASS_CNTR, FI_CLASS_EP, FI_CLASS_MR, FI_EBUSY, FI_EINVAL, FI_ENABLE,
     FI_ENOKEY, FI_ENOSYS, FI_EOPNOTSUPP, FI_ETOOSMALL, FI_GET_RAW_MR, FI_HMEM_CUDA, FI_HMEM_SYSTEM,
     FI_MAP_RAW_MR, FI_MR_DMABUF, FI_REFRESH, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_UNMAP_KEY,
-    fi_mr_attr, fi_mr_auth_key, fi_mr_map_raw, fi_mr_raw_attr, fi_ops, fi_ops_mr, fi_version, fid,
-    fid_domain, fid_mr,
+    fi_mr_attr, fi_mr_auth_key, fi_mr_dmabuf, fi_mr_map_raw, fi_mr_raw_attr, fi_ops, fi_ops_mr,
+    fi_version, fid, fid_domain, fid_mr,
 };
 use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 #[repr(C)]
@@ -109,7 +110,7 @@ fn declared(memory: &SegmentList, parts: &[libc::iovec]) -> Vec<Declaration> {
 /// like this, all with the key 0.
 ///
 /// Errors: EINVAL, also for parts that cannot be memory; ENOKEY when the application's key is in use;
-/// EOPNOTSUPP for FI_MR_DMABUF.
+/// EOPNOTSUPP for FI_MR_DMABUF, which is another call's.
 ///
 /// # Safety
 /// `fid` is the domain, `out` null or valid; the parts stay valid until the region is closed.
@@ -154,7 +155,7 @@ unsafe fn register(
                 context: wanted.context,
                 ops: FID_OPS.as_mut_ptr(),
             },
-            mem_desc: std::ptr::null_mut(),
+            mem_desc: null_mut(),
             key,
         },
         slack: SLACK,
@@ -179,6 +180,38 @@ unsafe fn parts<'a>(list: *const libc::iovec, count: usize) -> &'a [libc::iovec]
     }
     // SAFETY: the caller vouches.
     unsafe { std::slice::from_raw_parts(list, count) }
+}
+
+/// Where the parts of a region under FI_MR_DMABUF are in this process: device memory is reached by its address. Errors: EINVAL;
+/// EOPNOTSUPP for memory of others than CUDA's devices, and for memory without an address.
+///
+/// # Safety
+/// `attr` is as fi_mr.3 says for that flag.
+unsafe fn of_dmabuf<'a>(
+    attr: &fi_mr_attr,
+    to: &'a mut [libc::iovec; MAX_SEGMENTS],
+) -> Result<&'a [libc::iovec], i32> {
+    if attr.iface != FI_HMEM_CUDA {
+        return Err(FI_EOPNOTSUPP);
+    }
+    let from = attr.mr_iov.cast::<fi_mr_dmabuf>();
+    if from.is_null() {
+        return Err(FI_EINVAL);
+    }
+    let to = to.get_mut(..attr.iov_count).ok_or(FI_EINVAL)?;
+    for (at, part) in to.iter_mut().enumerate() {
+        // SAFETY: the caller has `iov_count` of them.
+        let of = unsafe { from.add(at).read_unaligned() };
+        if of.base_addr.is_null() {
+            return Err(FI_EOPNOTSUPP);
+        }
+        let offset = usize::try_from(of.offset).map_err(|_| FI_EINVAL)?;
+        *part = libc::iovec { iov_base: of.base_addr.wrapping_byte_add(offset), iov_len: of.len };
+        if of.fd < 0 || part.iov_base.addr() < offset {
+            return Err(FI_EINVAL);
+        }
+    }
+    Ok(to)
 }
 
 /// Errors: EOPNOTSUPP if the keys are in address vectors, because each region then needs one of them.
@@ -302,13 +335,20 @@ unsafe extern "C" fn regattr(
                 Ok(key) => key,
                 Err(error) => return -error,
             };
-            let dmabuf = flags & FI_MR_DMABUF != 0;
+            let mut mapped = [libc::iovec { iov_base: null_mut(), iov_len: 0 }; MAX_SEGMENTS];
+            let parts = match flags & FI_MR_DMABUF {
+                0 => parts(a.mr_iov, a.iov_count),
+                _ => match of_dmabuf(a, &mut mapped) {
+                    Ok(parts) => parts,
+                    Err(error) => return -error,
+                },
+            };
             let wanted = Registration {
-                parts: if dmabuf { &[] } else { parts(a.mr_iov, a.iov_count) },
+                parts,
                 access: a.access,
                 offset: a.offset,
                 requested_key: a.requested_key,
-                flags,
+                flags: flags & !FI_MR_DMABUF,
                 context: a.context,
                 key,
             };

@@ -14,6 +14,7 @@ use super::names;
 use super::refusal::Refusal;
 use crate::config::Config;
 use crate::memory::atomic::MAX_BYTES;
+use crate::memory::settings::HmemPolicy;
 use crate::transport::job_key::SECRET_MAX;
 use libfabric_sys::{
     FI_ATOMIC, FI_AV_AUTH_KEY, FI_AV_TABLE, FI_EP_RDM, FI_EP_UNSPEC, FI_FENCE, FI_HMEM,
@@ -95,13 +96,14 @@ fn names_of_ours(hints: &Hints) -> Result<(), Refusal> {
 /// Primary capabilities are granted only on request, secondary ones also when they cost nothing
 /// (fi_getinfo(3), "Capabilities may be grouped"). FI_SOURCE costs a lookup per message.
 fn capabilities(hints: &Hints, config: &Config) -> Result<u64, Refusal> {
-    // Only on request, and where there may be device memory: to look for it loads a library.
-    let wanted = hints.caps & FI_HMEM;
-    let device = if wanted != 0 && config.hmem.is_offered() { FI_HMEM } else { 0 };
+    // Only on request, and where there may be device memory: to look for it loads a library. Intel MPI asks for what an info
+    // without hints has; the user has to want it then.
+    let wanted = hints.caps & FI_HMEM != 0 || hints.caps == 0 && config.hmem == HmemPolicy::On;
+    let device = if wanted && config.hmem.is_offered() { FI_HMEM } else { 0 };
     subset("caps", hints.caps, CAPS | device, names::CAPS)?;
     subset("domain_attr->caps", hints.domain.base.caps, DOMAIN_CAPS, names::CAPS)?;
     let all = CAPS & !FI_REMOTE_COMM;
-    let mut caps = if hints.caps == 0 { all } else { with_directions(hints.caps) };
+    let mut caps = if hints.caps == 0 { all | device } else { with_directions(hints.caps) };
     if caps & FI_MSG != 0 && caps & FI_RECV != 0 {
         caps |= FI_MULTI_RECV;
     }
