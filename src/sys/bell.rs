@@ -3,7 +3,8 @@
 //!
 //! The name of the socket is no secret: every process of the network namespace finds it in /proc/net/unix. So the
 //! kernel checks each datagram before it is queued (`SO_ATTACH_FILTER`): a ring begins with a random number that only
-//! peers know, and everything else is dropped. Other users can neither wake the endpoint nor fill the queue.
+//! peers know, and everything else is dropped. Other users can neither wake the endpoint nor fill the queue. A ring that
+//! tells of an end is a byte longer: whoever wakes for a message need not look which of its peers have closed.
 
 use super::cancel::Shield;
 use super::errno::{Errno, Result, check, check_len};
@@ -20,6 +21,18 @@ const TRIES: usize = 16;
 
 /// Rings taken from the queue at a time.
 const RINGS: usize = 128;
+
+/// So many rings may have filled the queue (net.unix.max_dgram_qlen, at least 10), and kept others out.
+const MANY: usize = 10;
+
+/// Why a bell is rung.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Ring {
+    /// There is a message.
+    Message,
+    /// A link has ended.
+    End,
+}
 
 /// What a peer has to know to ring a bell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -53,7 +66,7 @@ pub(crate) struct Bell {
     socket: OwnedFd,
     address: BellAddress,
     /// Bells to be rung again, because the system lacked a resource.
-    missed: Mutex<Vec<BellAddress>>,
+    missed: Mutex<Vec<(BellAddress, Ring)>>,
 }
 
 impl Bell {
@@ -85,12 +98,18 @@ impl Bell {
     /// Makes another bell readable, so that a process that sleeps on it wakes. Never waits. If the system lacks a
     /// resource for that, [`Self::ring_missed`] does it.
     #[cold]
-    pub(crate) fn ring(&self, other: BellAddress) {
+    pub(crate) fn ring(&self, other: BellAddress, why: Ring) {
+        let mut bytes = [1; 9];
+        for (to, byte) in bytes.iter_mut().zip(other.secret.to_be_bytes()) {
+            *to = byte;
+        }
+        let len = bytes.len() - usize::from(why == Ring::Message);
         // Another error: it rings already, or has gone.
-        if self.send(other, &other.secret.to_be_bytes()).is_err_and(Errno::is_shortage) {
+        let sent = self.send(other, bytes.get(..len).unwrap_or_default());
+        if sent.is_err_and(Errno::is_shortage) {
             let mut missed = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
-            if !missed.contains(&other) {
-                missed.push(other);
+            if !missed.contains(&(other, why)) {
+                missed.push((other, why));
             }
         }
     }
@@ -101,7 +120,7 @@ impl Bell {
         if !missed.is_empty() {
             let again = std::mem::take(&mut *missed);
             drop(missed);
-            again.into_iter().for_each(|other| self.ring(other));
+            again.into_iter().for_each(|(other, why)| self.ring(other, why));
         }
     }
 
@@ -147,12 +166,13 @@ impl Bell {
         .map(drop)
     }
 
-    /// Silences the bell, unless it has very many rings.
-    pub(crate) fn silence(&self) {
-        let mut ring = [0u8; 8];
+    /// Silences the bell, unless it has very many rings. True: some link may have ended.
+    pub(crate) fn silence(&self) -> bool {
+        let mut ring = [0u8; 9];
+        let mut ended = false;
         let _shield = Shield::raise();
-        for _ in 0..RINGS {
-            // SAFETY: room for eight bytes.
+        for rings in 0..RINGS {
+            // SAFETY: room for nine bytes.
             let n = unsafe {
                 libc::recv(
                     self.socket.as_raw_fd(),
@@ -162,9 +182,11 @@ impl Bell {
                 )
             };
             if n < 0 {
-                return;
+                return ended || rings >= MANY;
             }
+            ended |= n == 9;
         }
+        true
     }
 
     /// Whether it rings.
@@ -206,7 +228,7 @@ fn only_with(socket: &OwnedFd, secret: u64) -> Result<()> {
         check_word((secret >> 32) as u32, 3),
         load(4),
         check_word(secret as u32, 1),
-        accept(8),
+        accept(9),
         accept(0),
     ];
     let program =
@@ -250,13 +272,13 @@ mod tests {
         let (here, there) = (Bell::new().unwrap(), Bell::new().unwrap());
         assert_ne!(here.address(), there.address());
         assert!(!there.rings());
-        (0..10_000).for_each(|_| here.ring(words(&there)));
+        (0..10_000).for_each(|_| here.ring(words(&there), Ring::Message));
         assert!(there.rings() && !here.rings());
         for _ in 0..100 {
             there.silence();
         }
         assert!(!there.rings());
-        here.ring(words(&there));
+        here.ring(words(&there), Ring::Message);
         assert!(there.rings());
     }
 
@@ -266,12 +288,12 @@ mod tests {
         let [name, secret] = there.address().to_words();
         for wrong in [secret ^ 1, secret ^ 1 << 32, 0] {
             for _ in 0..1000 {
-                here.ring(BellAddress { name, secret: wrong });
+                here.ring(BellAddress { name, secret: wrong }, Ring::End);
                 assert!(!here.is_gone(there.address()));
             }
         }
         assert!(!there.rings());
-        here.ring(there.address());
+        here.ring(there.address(), Ring::Message);
         assert!(there.rings());
     }
 
@@ -280,7 +302,7 @@ mod tests {
         let here = Bell::new().unwrap();
         let stopped: Vec<Bell> = (0..400).map(|_| Bell::new().unwrap()).collect();
         for bell in &stopped {
-            here.ring(bell.address());
+            here.ring(bell.address(), Ring::Message);
         }
         assert!(stopped.iter().all(Bell::rings));
     }
@@ -289,7 +311,7 @@ mod tests {
     fn stopped_peers_do_not_hide_the_end_of_others() {
         let (here, there) = (Bell::new().unwrap(), Bell::new().unwrap());
         let stopped: Vec<Bell> = (0..400).map(|_| Bell::new().unwrap()).collect();
-        stopped.iter().for_each(|bell| here.ring(bell.address()));
+        stopped.iter().for_each(|bell| here.ring(bell.address(), Ring::Message));
         let probe = || Bell::send_from(here.fd(), there.address(), &[0]);
         assert_eq!(probe(), Err(Errno(libc::EAGAIN)), "the socket has all in flight that it may");
         assert!(!here.is_gone(there.address()));
@@ -306,7 +328,7 @@ mod tests {
         assert_eq!(second.address().name, free);
         let third = Bell::with_one_of([taken, free].into_iter());
         assert_eq!(third.map(drop), Err(Errno(libc::EADDRINUSE)));
-        second.ring(first.address());
+        second.ring(first.address(), Ring::Message);
         assert!(first.rings() && !second.rings());
     }
 
@@ -315,7 +337,7 @@ mod tests {
         let (here, there) = (Bell::new().unwrap(), Bell::new().unwrap());
         for (errno, again) in [(libc::EMFILE, true), (libc::ENOBUFS, true), (libc::EPERM, false)] {
             REFUSED.set(Some(Errno(errno)));
-            here.ring(there.address());
+            here.ring(there.address(), Ring::Message);
             here.ring_missed();
             REFUSED.set(None);
             assert!(!there.rings());
@@ -341,7 +363,7 @@ mod tests {
         assert!(!here.is_gone(address));
         drop(there);
         assert!(here.is_gone(address));
-        here.ring(address);
+        here.ring(address, Ring::Message);
         assert_eq!(BellAddress::from_words([0, 1]), None);
     }
 }

@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 /// This process's id (a system call: not for the data path).
 pub(crate) fn pid() -> i32 {
@@ -276,10 +276,21 @@ pub(crate) fn descriptors_are_scarce(fd: &OwnedFd) -> bool {
     descriptor_limit().is_some_and(|limit| fd.as_raw_fd() as usize >= limit / 2)
 }
 
-/// Most descriptors of this process; `None`: unlimited.
+/// How old the limit may be that [`descriptor_limit`] tells, nanoseconds: links are made in bursts, and ask for each.
+const LIMIT_NS: u64 = 10_000_000;
+
+/// Most descriptors of this process, a short time ago; `None`: unlimited.
 pub(crate) fn descriptor_limit() -> Option<usize> {
-    // SAFETY: a live local.
-    limit(|limit| unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, limit) })
+    static KNOWN: (AtomicU64, AtomicUsize) = (AtomicU64::new(0), AtomicUsize::new(0));
+    let (until, known) = (&KNOWN.0, &KNOWN.1);
+    let now = super::clock::now_ns();
+    if now >= until.load(Ordering::Acquire) {
+        // SAFETY: a live local.
+        let limit = limit(|limit| unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, limit) });
+        known.store(limit.unwrap_or(usize::MAX), Ordering::Relaxed);
+        until.store(now + LIMIT_NS, Ordering::Release);
+    }
+    Some(known.load(Ordering::Relaxed)).filter(|limit| *limit < usize::MAX)
 }
 
 /// Yields the processor once.

@@ -15,8 +15,25 @@ pub(crate) struct Identity {
 
 impl Identity {
     /// The process that has the id now.
+    #[cfg(test)]
     pub(crate) fn of(pid: i32) -> Self {
-        Self { pid, started: stat(pid).and_then(|stat| stat.started) }
+        let mut this = Self::unknown(pid);
+        this.learn();
+        this
+    }
+
+    /// Any process with this id, until [`Self::learn`].
+    pub(crate) fn unknown(pid: i32) -> Self {
+        Self { pid, started: None }
+    }
+
+    pub(crate) fn is_known(&self) -> bool {
+        self.started.is_some()
+    }
+
+    /// From now on it is the process that has the id now. This reads a file.
+    pub(crate) fn learn(&mut self) {
+        self.started = stat(self.pid).and_then(|stat| stat.started);
     }
 
     /// Like [`is_running`], and false if the id belongs to another process by now.

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
 /*
- * ranks PROCESSES
+ * ranks PROCESSES [ROUNDS]
  * ranks --endpoints ENDPOINTS
  *
  * What the processes of one node hold. PROCESSES meet in a barrier, and then each sends 8 bytes to each other. Prints
  * the most that one has: `descriptors` (with the three standard ones, without what it had before it opened the
- * endpoint), `threads`, `pss_kib`; the time of the first barrier, `barrier_us`; and what an fi_cq_read that finds nothing
- * costs one of them while the others sleep, `empty_ps`, picoseconds.
+ * endpoint), `threads`, `pss_kib`; what all have together, `all_pss_kib`; the time of the first barrier, `barrier_us`; and
+ * what an fi_cq_read that finds nothing costs one of them while the others sleep, `empty_ps`, picoseconds. With ROUNDS, each
+ * sends 8 bytes to each other so many times more, and that is all that is done: prints the time of a message, `message_ns`.
  *
  * Or one process opens ENDPOINTS, each with a queue. Prints what they hold: `descriptors` a hundred endpoints, rounded
  * up, and `threads` of the process.
@@ -33,7 +34,7 @@ enum { BARRIERS = 8 };
 /* In memory that all processes share. */
 struct rank {
 	char name[NAME_MAX_LEN];
-	long descriptors, threads, pss_kib, barrier_us;
+	long descriptors, threads, pss_kib, barrier_us, round_ns;
 };
 struct shared {
 	int arrived[BARRIERS];
@@ -43,7 +44,7 @@ struct shared {
 
 static const struct setup setup = { .threading = FI_THREAD_DOMAIN, .one_queue = true, .cq_size = 8192 };
 static struct shared *shared;
-static int processes;
+static int processes, rounds;
 
 static long entries(const char *path)
 {
@@ -99,6 +100,8 @@ struct mailbox {
 	int posted;
 	int sends, receives;
 	double end;
+	/* Two for each receive: psm3 keeps its own state there. */
+	struct fi_context2 *contexts;
 };
 
 /* The first process that none of the receives since `from` has heard from; or -1. */
@@ -139,13 +142,15 @@ static void post(struct side *side, struct mailbox *box, int to, uint64_t tag)
 
 	box->sends++;
 	box->receives++;
-	while ((rc = fi_trecv(side->ep, &box->heard[box->posted], sizeof(*box->heard), NULL, FI_ADDR_UNSPEC, tag, 0, NULL)) == -FI_EAGAIN)
+	while ((rc = fi_trecv(side->ep, &box->heard[box->posted], sizeof(*box->heard), NULL, FI_ADDR_UNSPEC, tag, 0,
+			      &box->contexts[2 * box->posted])) == -FI_EAGAIN)
+		take(side, box);
+	OK(rc);
+	while ((rc = fi_tsend(side->ep, &box->word, sizeof(box->word), NULL, box->all[to], tag,
+			      &box->contexts[2 * box->posted + 1])) == -FI_EAGAIN)
 		take(side, box);
 	OK(rc);
 	box->posted++;
-	while ((rc = fi_tsend(side->ep, &box->word, sizeof(box->word), NULL, box->all[to], tag, NULL)) == -FI_EAGAIN)
-		take(side, box);
-	OK(rc);
 }
 
 static void wait_all(struct side *side, struct mailbox *box)
@@ -167,11 +172,22 @@ static void first_barrier(struct side *side, struct mailbox *box)
 }
 
 /* Both ends of each pair send once. */
-static void all_to_all(struct side *side, struct mailbox *box)
+static void all_to_all(struct side *side, struct mailbox *box, int round)
 {
 	for (int step = 1; step < processes; step++)
-		post(side, box, (side->rank + step) % processes, 1 << 20);
+		post(side, box, (side->rank + step) % processes, (uint64_t)(1 << 20) + (uint64_t)round);
 	wait_all(side, box);
+}
+
+static void many_rounds(struct side *side, struct mailbox *box)
+{
+	double begun = now();
+
+	for (int round = 1; round <= rounds; round++) {
+		box->posted = 0;
+		all_to_all(side, box, round);
+	}
+	shared->ranks[side->rank].round_ns = (long)((now() - begun) / rounds * 1e9);
 }
 
 static int earlier(const void *a, const void *b)
@@ -207,6 +223,7 @@ static void one(int rank)
 	box.word = (uint64_t)rank;
 	box.heard = need((size_t)(processes + 64) * sizeof(*box.heard));
 	memset(box.heard, 0xff, (size_t)(processes + 64) * sizeof(*box.heard));
+	box.contexts = need(2 * (size_t)(processes + 64) * sizeof(*box.contexts));
 	side_open(&side, &setup);
 	name_of(side.ep, mine->name);
 	gather(NULL, 0);
@@ -215,8 +232,14 @@ static void one(int rank)
 	gather(&side, 1);
 	first_barrier(&side, &box);
 	gather(&side, 2);
-	all_to_all(&side, &box);
+	all_to_all(&side, &box, 0);
 	gather(&side, 3);
+	if (rounds) {
+		many_rounds(&side, &box);
+		gather(&side, 7);
+		side_close(&side);
+		exit(0);
+	}
 	/* Until the answers to all links are read, and those that have nothing to say are known to be idle. */
 	for (double end = now() + 0.5; now() < end; sleep_ms(10))
 		progress(&side);
@@ -237,6 +260,7 @@ static int many_processes(void)
 	size_t len = sizeof(*shared) + (size_t)processes * sizeof(struct rank);
 	struct rank most = { .descriptors = 0 };
 	int status, bad = 0;
+	long all_pss_kib = 0;
 
 	shared = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	CHECK(shared != MAP_FAILED);
@@ -261,9 +285,14 @@ static int many_processes(void)
 		MOST(threads);
 		MOST(pss_kib);
 		MOST(barrier_us);
+		MOST(round_ns);
+		all_pss_kib += shared->ranks[i].pss_kib;
 	}
-	printf("descriptors=%ld threads=%ld pss_kib=%ld barrier_us=%ld empty_ps=%ld\n", most.descriptors, most.threads,
-	       most.pss_kib, most.barrier_us, shared->empty_ps);
+	if (rounds)
+		printf("message_ns=%ld\n", most.round_ns / (processes * (processes - 1L)));
+	else
+		printf("descriptors=%ld threads=%ld pss_kib=%ld all_pss_kib=%ld barrier_us=%ld empty_ps=%ld\n", most.descriptors,
+		       most.threads, most.pss_kib, all_pss_kib, most.barrier_us, shared->empty_ps);
 	return 0;
 }
 
@@ -299,11 +328,12 @@ int main(int argc, char **argv)
 {
 	int endpoints = argc == 3 && strcmp(argv[1], "--endpoints") == 0 ? atoi(argv[2]) : 0;
 
-	processes = argc == 2 ? atoi(argv[1]) : 0;
+	processes = endpoints == 0 && (argc == 2 || argc == 3) ? atoi(argv[1]) : 0;
+	rounds = argc == 3 ? atoi(argv[2]) : 0;
 	if (endpoints > 0)
 		return many_endpoints(endpoints);
 	if (processes > 1)
 		return many_processes();
-	fprintf(stderr, "usage: ranks PROCESSES | ranks --endpoints ENDPOINTS\n");
+	fprintf(stderr, "usage: ranks PROCESSES [ROUNDS] | ranks --endpoints ENDPOINTS\n");
 	return 2;
 }

@@ -6,8 +6,9 @@ use super::names::{self, Found};
 use super::refusals;
 use super::ring::Popped;
 use super::{Inbound, Outbound, Shm, TOKEN_PROCESS};
+use crate::sys::bell::Ring;
 use crate::sys::close::close_elsewhere;
-use crate::sys::{Errno, process, unix};
+use crate::sys::{Errno, unix};
 use crate::telemetry::log;
 use crate::transport::peers::PeerTable;
 use crate::transport::{Departure, Handler, PeerId};
@@ -85,8 +86,8 @@ impl Shm {
 
     /// The bell rings: wakes a thread that sleeps, or a peer has closed.
     pub(super) fn on_bell(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) -> usize {
-        self.bell.iter().for_each(|bell| bell.silence());
-        let n = self.see_closed_off(peers, handler);
+        let ended = self.bell.as_ref().is_some_and(|bell| bell.silence());
+        let n = if ended { self.see_closed_off(peers, handler) } else { 0 };
         if self.waiting.sleeping {
             self.inbound.watch();
         }
@@ -194,7 +195,7 @@ impl Shm {
             ended.broken |= link.producer.consumer_broke();
             if self.is_owner() {
                 link.producer.abandon();
-                link.wake();
+                link.wake(Ring::End);
             }
         }
         for pid in &ended.pids {
@@ -246,6 +247,7 @@ impl Shm {
         handler: &mut impl Handler,
     ) -> usize {
         let closed = self.see_closed_off(peers, handler);
+        self.watches.identify();
         let ended = self.find_ended(|peer| handler.is_owed(peer));
         for peer in &ended {
             // The end of an earlier peer in this loop may have brought links of this one's next incarnation.
@@ -301,7 +303,7 @@ impl Shm {
     /// Process `pid` is not the one with which there are links under this id, which has ended: these links are to be
     /// taken down, in the next turn, before there is one with the new process.
     pub(super) fn is_successor(&mut self, pid: i32) -> bool {
-        let successor = self.watches.has_ended(pid) && process::is_running(pid);
+        let successor = self.watches.has_successor(pid);
         if successor {
             self.due.ended.push(pid);
             self.due.urgent = true;

@@ -8,10 +8,10 @@
 
 use super::handshake::stays;
 use super::hello::{self, Hello, Reject, RejectReason, Welcome};
-use super::names::{self, Names};
+use super::names::{self, Listener, Names};
 use super::refused::{Refused, Segment, Unmapped};
 use super::ring::Consumer;
-use super::{Shm, TOKEN_GREETING, TOKEN_LISTENER};
+use super::{Shm, TOKEN_GREETING, TOKEN_INBOUND, TOKEN_LISTENER};
 use crate::sys::clock::Waited;
 use crate::sys::close::close_elsewhere;
 use crate::sys::event::wait_readable;
@@ -39,8 +39,8 @@ const STRANGERS_MAX: usize = 16;
 /// A longer pause between two attempts counts as the second value.
 const CALLERS_NS: u64 = 50_000_000;
 const CALLERS_PAUSE_NS: u64 = 5_000_000;
-/// How long an attempt to make a link is remembered, nanoseconds.
-const ATTEMPT_NS: u64 = 10_000_000_000;
+/// How long the connection of an attempt to make a link is kept, nanoseconds: less than `HELLO_NS`.
+const ATTEMPT_NS: u64 = 4_000_000_000;
 /// Pauses in accepting, nanoseconds: one after a turn with connections of other users, and a backoff after errors: its
 /// first value, doubled with each further error, and its last value.
 const PAUSE_NS: u64 = 1_000_000;
@@ -48,9 +48,9 @@ const BACKOFF_NS: (u64, u64) = (10_000_000, 1_000_000_000);
 
 /// A connection of this user that is not yet a link.
 #[derive(Debug)]
-struct Greeting {
-    socket: OwnedFd,
-    credentials: Credentials,
+pub(super) struct Greeting {
+    pub(super) socket: OwnedFd,
+    pub(super) credentials: Credentials,
     since: u64,
     /// No descriptor was left for it: it cannot become a link.
     scarce: bool,
@@ -60,12 +60,21 @@ struct Greeting {
     claim: Option<Claim>,
 }
 
+impl Greeting {
+    /// Its connect request cannot be answered yet.
+    fn with(self, claim: Claim) -> Self {
+        Self { claim: Some(claim), ..self }
+    }
+}
+
 /// A connect request, and the segment that came with it.
 #[derive(Debug)]
 struct Claim {
     hello: Hello,
     segment: Segment,
     since: u64,
+    /// What [`Shm::probe_attach`] found, if it was asked.
+    reach: Option<(bool, bool)>,
 }
 
 impl Claim {
@@ -79,8 +88,8 @@ impl Claim {
 #[derive(Debug)]
 struct Attempt {
     peer: PeerId,
-    /// The process that listened at the peer's address.
-    pid: i32,
+    /// A connection to the incarnation that listened at the peer's address.
+    found: Listener,
     since: u64,
     wait: Waited,
 }
@@ -150,6 +159,7 @@ impl Door {
         self.paused_until != 0
             || !self.strangers.is_empty()
             || !self.refused.is_empty()
+            || !self.attempts.is_empty()
             || self.greetings.iter().any(Option::is_some)
     }
 
@@ -170,19 +180,33 @@ impl Door {
         self.attempts.iter_mut().any(|one| one.peer == peer && !one.is_over(self.swept_at))
     }
 
-    /// `peer` was just found in process `pid`: whether its link has to wait until what waits here is taken in.
-    pub(super) fn hold_back(&mut self, peer: PeerId, pid: i32) -> bool {
-        self.attempts.retain(Attempt::is_recent);
-        let at = self.attempts.iter().position(|one| one.peer == peer);
-        let before = at.map(|at| self.attempts.swap_remove(at));
-        if before.is_some_and(|mut one| one.pid == pid && one.is_over(self.swept_at))
-            || !self.has_callers()
-        {
-            return false;
+    /// The connection to `peer` of an attempt that need not wait any more, unless the peer has closed it.
+    pub(super) fn kept(&mut self, peer: PeerId) -> Option<Listener> {
+        let at = self.attempts.iter().position(|one| one.peer == peer)?;
+        let (socket, credentials) = self.attempts.swap_remove(at).found;
+        if unix::has_hung_up(socket.as_fd()) {
+            self.strangers.push(socket);
+            return None;
+        }
+        Some((socket, credentials))
+    }
+
+    /// `peer` was just found at the other end of a connection: its link has to wait until what waits here is taken in.
+    /// Returns the connection if nothing waits.
+    pub(super) fn hold_back(&mut self, peer: PeerId, found: Listener) -> Option<Listener> {
+        if !self.has_callers() {
+            return Some(found);
         }
         let wait = Waited::from_now(CALLERS_PAUSE_NS);
-        self.attempts.push(Attempt { peer, pid, since: clock::now_ns(), wait });
-        true
+        self.attempts.push(Attempt { peer, found, since: clock::now_ns(), wait });
+        None
+    }
+
+    /// Closes the connections of attempts that nobody has made again.
+    fn drop_old_attempts(&mut self) {
+        while let Some(at) = self.attempts.iter().position(|one| !one.is_recent()) {
+            self.strangers.push(self.attempts.swap_remove(at).found.0);
+        }
     }
 
     /// A turn that began at `begun` has handled all that was ready.
@@ -264,12 +288,13 @@ impl Door {
         }
     }
 
-    /// A connect request that cannot be answered yet waits in slot `at`.
-    fn put_back(&mut self, at: usize, greeting: Greeting, claim: Claim) -> usize {
+    /// A connection from slot `at` waits on, there or, if another has taken that slot meanwhile, in another one.
+    fn put_back(&mut self, at: usize, greeting: Greeting) {
+        let free = self.greetings.get(at).is_some_and(Option::is_none);
+        let at = if free { at } else { self.room() };
         if let Some(slot) = self.greetings.get_mut(at) {
-            *slot = Some(Greeting { claim: Some(claim), ..greeting });
+            *slot = Some(greeting);
         }
-        0
     }
 
     fn room(&mut self) -> usize {
@@ -351,37 +376,49 @@ impl Shm {
         peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) -> usize {
-        let at = self.door.room();
-        self.dismiss_silent(at, peers, handler);
-        self.turn_away(at);
-        let added = self.epoll.add(socket.as_fd(), TOKEN_GREETING | at as u64);
-        if let Err(e) = added {
-            // Where only a descriptor for the set is short, its connect request is read all the same: the segment that comes
-            // with it has messages.
-            if !e.is_shortage() {
-                refuse(&socket, &resources(e));
-                return 0;
+        let since = clock::now_ns();
+        let greeting = Greeting { socket, credentials, since, scarce, watched: false, claim: None };
+        // A sender connects and sends its request at once: mostly it is there.
+        let (n, waits) = self.receive(greeting, peers, handler);
+        if let Some(greeting) = waits {
+            let at = self.door.room();
+            self.dismiss_silent(at, peers, handler);
+            self.turn_away(at);
+            if let Some(slot) = self.door.greetings.get_mut(at) {
+                *slot = Some(greeting);
             }
+            self.watch_greeting(at);
         }
-        let (since, watched) = (clock::now_ns(), added.is_ok());
-        let scarce = scarce || !watched;
-        if let Some(slot) = self.door.greetings.get_mut(at) {
-            *slot = Some(Greeting { socket, credentials, since, scarce, watched, claim: None });
-        }
-        self.greet(at, peers, handler)
+        n
     }
 
-    /// Adds a connection to the set, for which there was no descriptor before.
+    /// Adds a connection to the set. Where there is no descriptor for the set, it is looked at from time to time.
     fn watch_greeting(&mut self, at: usize) {
         let greeting = self.door.greetings.get_mut(at).and_then(Option::as_mut);
         let Some(greeting) = greeting.filter(|greeting| !greeting.watched) else { return };
-        let added = self.epoll.add(greeting.socket.as_fd(), TOKEN_GREETING | at as u64);
-        greeting.watched = added.is_ok();
+        match self.epoll.add(greeting.socket.as_fd(), TOKEN_GREETING | at as u64) {
+            Ok(()) => greeting.watched = true,
+            Err(e) if e.is_shortage() => {}
+            Err(e) => {
+                refuse(&greeting.socket, &resources(e));
+                self.door.strangers.extend(
+                    self.door.greetings.get_mut(at).and_then(Option::take).map(|one| one.socket),
+                );
+            }
+        }
+    }
+
+    /// Removes a connection from the set.
+    fn unwatch_greeting(&self, greeting: &Greeting) {
+        if greeting.watched {
+            self.epoll.remove(greeting.socket.as_fd());
+        }
     }
 
     /// Closes the connection of a link that was accepted. The peer may have sent more, including descriptors.
-    pub(super) fn dismiss(&mut self, socket: OwnedFd) {
-        self.epoll.remove(socket.as_fd());
+    pub(super) fn dismiss(&mut self, greeting: Greeting) {
+        self.unwatch_greeting(&greeting);
+        let socket = greeting.socket;
         if let unix::Received::Message(message) = unix::receive(socket.as_fd(), &mut [0]) {
             self.door.strangers.extend(message.fds);
             self.door.strangers.push(socket);
@@ -406,6 +443,7 @@ impl Shm {
     ) -> usize {
         let now = clock::now_ns();
         self.door.resume(&self.epoll, now);
+        self.door.drop_old_attempts();
         self.door.close_strangers();
         self.door.spare.refill();
         let mut n = self.look_after_refused(handler);
@@ -453,7 +491,7 @@ impl Shm {
             "process {} connected for a shared-memory link and said nothing",
             silent.credentials.pid
         );
-        self.epoll.remove(silent.socket.as_fd());
+        self.unwatch_greeting(&silent);
         refuse(&silent.socket, &LATE);
     }
 
@@ -464,39 +502,48 @@ impl Shm {
         peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) -> usize {
-        let Some(mut greeting) = self.door.greetings.get_mut(at).and_then(Option::take) else {
+        let Some(greeting) = self.door.greetings.get_mut(at).and_then(Option::take) else {
             return 0;
         };
+        let (n, waits) = self.receive(greeting, peers, handler);
+        if let Some(greeting) = waits {
+            self.door.put_back(at, greeting);
+        }
+        n
+    }
+
+    /// Reads and answers the connect request of an accepted socket. Returns how many links it made, and the connection if it
+    /// has to be looked at again.
+    fn receive(
+        &mut self,
+        mut greeting: Greeting,
+        peers: &mut PeerTable,
+        handler: &mut impl Handler,
+    ) -> (usize, Option<Greeting>) {
         let claim = match greeting.claim.take() {
             Some(claim) => Ok(claim),
             None => match self.hear(&greeting, peers) {
-                Heard::Nothing => {
-                    if let Some(slot) = self.door.greetings.get_mut(at) {
-                        *slot = Some(greeting);
-                    }
-                    return 0;
-                }
+                Heard::Nothing => return (0, Some(greeting)),
                 Heard::Closed => {
-                    self.epoll.remove(greeting.socket.as_fd());
-                    return 0;
+                    self.unwatch_greeting(&greeting);
+                    return (0, None);
                 }
                 Heard::Claim(claim) => Ok(claim),
                 Heard::Refused(reject) => Err(reject),
             },
         };
         let reject = match claim {
-            Ok(claim)
-                if self.proves(&claim, &greeting, peers)
-                    && !self.is_successor(greeting.credentials.pid) =>
-            {
-                return self.admit(at, greeting, claim, peers, handler);
-            }
-            // The peer's process may be about to end.
-            Ok(claim) if claim.is_recent() => return self.door.put_back(at, greeting, claim),
-            Ok(claim) => {
+            Ok(mut claim) => {
+                let pid = greeting.credentials.pid;
+                if self.proves(&mut claim, &greeting, peers) && !self.is_successor(pid) {
+                    return self.admit(greeting, claim, peers, handler);
+                }
+                // The peer's process may be about to end.
+                if claim.is_recent() {
+                    return (0, Some(greeting.with(claim)));
+                }
                 log::limited!(
-                    "process {} claims to be {}, where it does not listen: refused",
-                    greeting.credentials.pid,
+                    "process {pid} claims to be {}, where it does not listen: refused",
                     claim.hello.source
                 );
                 MALFORMED
@@ -504,12 +551,12 @@ impl Shm {
             Err(reject) => reject,
         };
         log::limited!(cause: reject.reason, "refused a shared-memory link: {reject}");
-        self.epoll.remove(greeting.socket.as_fd());
+        self.unwatch_greeting(&greeting);
         refuse(&greeting.socket, &reject);
         // The peer may have sent more, including descriptors.
         self.door.strangers.push(greeting.socket);
         self.door.close_strangers();
-        0
+        (0, None)
     }
 
     /// Reads what a connection of this user has sent.
@@ -539,7 +586,8 @@ impl Shm {
                     Ok(memory) => Segment::Mapped(Consumer::new(Arc::new(memory), geometry)),
                     Err(errno) => Segment::Unmapped(Unmapped { file, geometry, errno }),
                 };
-                return Heard::Claim(Claim { hello, segment, since: clock::now_ns() });
+                let since = clock::now_ns();
+                return Heard::Claim(Claim { hello, segment, since, reach: None });
             }
             (Ok(_), None) => MALFORMED,
             (Err(reject), memory) => {
@@ -588,11 +636,16 @@ impl Shm {
     }
 
     /// Whether the address in a connect request is the sender's own: its process listens there, or did until it ended.
-    fn proves(&self, claim: &Claim, greeting: &Greeting, peers: &PeerTable) -> bool {
+    fn proves(&self, claim: &mut Claim, greeting: &Greeting, peers: &PeerTable) -> bool {
         let (port, pid) = (claim.hello.source.port(), greeting.credentials.pid);
         let ours = peers.find(&claim.hello.source).and_then(|peer| self.out(peer));
         if ours.is_some_and(|link| link.pid == pid) {
             return true; // it listened there when this endpoint made its own link
+        }
+        let reach = *claim.reach.get_or_insert_with(|| self.probe_attach(pid, &claim.hello));
+        if reach.0 || reach.1 {
+            // Processes that may access each other's memory keep no secrets. To ask costs more than the rest of the link.
+            return true;
         }
         let listens = || names::listens(port, pid);
         let listens = match listens() {
@@ -603,16 +656,26 @@ impl Shm {
         listens.unwrap_or(true) || has_left(claim, greeting)
     }
 
-    /// Why there can be no link for a connect request.
-    fn lack(&self, greeting: &Greeting, claim: &Claim) -> Option<Errno> {
+    /// Why there can be no link from `peer` for a connect request. A connection that has to stay open is watched from now
+    /// on.
+    fn lack(&self, peer: PeerId, greeting: &mut Greeting, claim: &Claim) -> Option<Errno> {
         let stays = stays(greeting.credentials.pid) | claim.hello.features & hello::STAYS != 0;
         match &claim.segment {
             Segment::Unmapped(unmapped) => Some(unmapped.errno),
             Segment::Mapped(_) if self.bell.is_none() => Some(Errno(libc::ENOBUFS)),
+            Segment::Mapped(_) if greeting.scarce => Some(Errno(libc::EMFILE)),
+            Segment::Mapped(_) if !stays => None,
+            Segment::Mapped(_) if process::descriptors_are_scarce(&greeting.socket) => {
+                Some(Errno(libc::EMFILE))
+            }
             Segment::Mapped(_) => {
-                let scarce =
-                    greeting.scarce || stays && process::descriptors_are_scarce(&greeting.socket);
-                scarce.then_some(Errno(libc::EMFILE))
+                let (token, socket) = (TOKEN_INBOUND | u64::from(peer.0), greeting.socket.as_fd());
+                let watched = match greeting.watched {
+                    true => self.epoll.rename(socket, token),
+                    false => self.epoll.add(socket, token),
+                };
+                greeting.watched |= watched.is_ok();
+                watched.err()
             }
         }
     }
@@ -620,38 +683,39 @@ impl Shm {
     /// Answers a verified connect request: with a link, if there are a descriptor and memory for it.
     fn admit(
         &mut self,
-        at: usize,
-        greeting: Greeting,
+        mut greeting: Greeting,
         claim: Claim,
         peers: &mut PeerTable,
         handler: &mut impl Handler,
-    ) -> usize {
+    ) -> (usize, Option<Greeting>) {
         let (source, pid) = (claim.hello.source, greeting.credentials.pid);
         let Some(peer) = peers.intern(&source) else {
-            self.epoll.remove(greeting.socket.as_fd());
+            self.unwatch_greeting(&greeting);
             refuse(&greeting.socket, &resources(Errno(libc::ENOBUFS)));
-            return 0;
+            return (0, None);
         };
-        let lack = self.lack(&greeting, &claim);
+        let lack = self.lack(peer, &mut greeting, &claim);
         if let (Segment::Mapped(consumer), None) = (&claim.segment, lack) {
             if !self.prepare(peer, pid, &claim.hello, consumer, peers, handler) {
-                self.epoll.remove(greeting.socket.as_fd());
-                return 0;
+                self.unwatch_greeting(&greeting);
+                return (0, None);
             }
         }
-        if self.answer(&greeting.socket, lack, pid).is_err() && !has_left(&claim, &greeting) {
+        let failed = self.answer(&greeting.socket, lack, pid).is_err();
+        if failed && !has_left(&claim, &greeting) {
             if claim.is_recent() {
-                return self.door.put_back(at, greeting, claim);
+                return (0, Some(greeting.with(claim)));
             }
             // The sender sees the connection closed, and that it has failed.
-            self.epoll.remove(greeting.socket.as_fd());
-            return 0;
+            self.unwatch_greeting(&greeting);
+            return (0, None);
         }
         // Even if the sender is gone, its messages are in the segment.
         match (claim.segment, lack) {
             (Segment::Mapped(consumer), None) => {
-                self.install(peer, claim.hello, consumer, greeting.socket, pid, handler);
-                1
+                let reach = claim.reach.unwrap_or_else(|| self.probe_attach(pid, &claim.hello));
+                self.install(peer, claim.hello, consumer, greeting, reach, handler);
+                (1, None)
             }
             (segment, lack) => {
                 let errno = lack.unwrap_or(Errno(0));
@@ -659,9 +723,9 @@ impl Shm {
                     cause: errno.0,
                     "cannot take the shared-memory link of {source} ({errno}): it is to send another way"
                 );
-                self.epoll.remove(greeting.socket.as_fd());
+                self.unwatch_greeting(&greeting);
                 self.door.refused.push(Refused::new(peer, source, pid, segment));
-                0
+                (0, None)
             }
         }
     }

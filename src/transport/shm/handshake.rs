@@ -3,15 +3,16 @@
 
 use super::attach::{probe_read, probe_write};
 use super::copy_rate::CopyRate;
+use super::greeting::Greeting;
 use super::hello::{self, Hello, Reject, Welcome};
 use super::hints::Hint;
 use super::inbound::Attention;
 use super::layout::{
     FRUGAL, Geometry, LAVISH, SLOT, SLOTS, SLOTS_STEP, receivers_bell, set_receivers_bell,
 };
-use super::names::{self, Found};
+use super::names::{self, Found, Listener};
 use super::ring::{Area, Consumer, Producer};
-use super::{Inbound, Outbound, Shm, TOKEN_INBOUND, TOKEN_OUTBOUND};
+use super::{Inbound, Outbound, Shm, TOKEN_OUTBOUND};
 use crate::sys::bell::Bell;
 use crate::sys::close::close_elsewhere;
 use crate::sys::cma::Range;
@@ -54,13 +55,17 @@ impl Shm {
             self.due.urgent = true;
             return Err(Errno(libc::EAGAIN));
         }
-        let (socket, credentials) = match names::find(address.port())? {
+        let kept = self.door.kept(peer);
+        let swept = kept.is_some();
+        let found = match kept
+            .map_or_else(|| names::find(address.port()), |kept| Ok(Found::Open(kept.0, kept.1)))?
+        {
             Found::Open(socket, credentials) => (socket, credentials),
             Found::Aloof(_) => return Ok(Contact::Elsewhere),
             Found::Stranger(uid) => return Ok(super::stranger(address, uid)),
             Found::Nobody => return Ok(Contact::Missing(Errno(libc::ECONNREFUSED))),
         };
-        self.may_link(peer, &socket, credentials.pid)?;
+        let (socket, credentials) = self.may_link(peer, found, swept)?;
         let (geometry, memory, fd) = segment()?;
         let identity = process::random_u64() as u32 >> 8;
         let hello = self.request(geometry, identity, credentials.pid, &bell);
@@ -96,20 +101,16 @@ impl Shm {
         Ok(Contact::Linked)
     }
 
-    /// Whether there can be a link to `peer`, process `pid`, now. Errors: EAGAIN, not yet; EMFILE.
-    fn may_link(&mut self, peer: PeerId, socket: &OwnedFd, pid: i32) -> Result<(), Errno> {
-        let scarce = process::descriptors_are_scarce(socket);
+    /// The connection to `peer`, if there can be a link now. `swept`: what waited here when the connection was made was
+    /// taken in. Errors: EAGAIN, not yet; EMFILE.
+    fn may_link(&mut self, peer: PeerId, found: Listener, swept: bool) -> Result<Listener, Errno> {
+        let pid = found.1.pid;
+        let scarce = process::descriptors_are_scarce(&found.0);
         if scarce && self.awaits_answers() || self.is_successor(pid) {
             return Err(Errno(libc::EAGAIN));
         }
         if scarce && stays(pid) != 0 {
             return Err(Errno(libc::EMFILE));
-        }
-        // The last messages of an earlier incarnation of the peer may wait at our listener. They are delivered, and that
-        // incarnation departs, before there is a link to the next one.
-        if self.inbound_of(peer).is_none() && self.door.hold_back(peer, pid) {
-            self.due.urgent = true;
-            return Err(Errno(libc::EAGAIN));
         }
         if self.inbound_of(peer).is_some_and(|link| link.pid != pid || link.has_ended()) {
             // The link is from another incarnation than the one that listens now: end that one first.
@@ -117,7 +118,14 @@ impl Shm {
             self.due.urgent = true;
             return Err(Errno(libc::EAGAIN));
         }
-        Ok(())
+        if swept || self.inbound_of(peer).is_some() {
+            return Ok(found);
+        }
+        // The last messages of an earlier incarnation of the peer may wait at our listener. They are delivered, and that
+        // incarnation departs, before there is a link to the next one.
+        let found = self.door.hold_back(peer, found);
+        self.due.urgent |= found.is_none();
+        found.ok_or(Errno(libc::EAGAIN))
     }
 
     /// The connect request for a link to process `pid`.
@@ -184,12 +192,12 @@ impl Shm {
         peer: PeerId,
         hello: Hello,
         consumer: Consumer,
-        socket: OwnedFd,
-        pid: i32,
+        greeting: Greeting,
+        (can_get, can_put): (bool, bool),
         handler: &mut impl Handler,
     ) {
         let Some(bell) = self.bell.clone() else { return };
-        let (can_get, can_put) = self.probe_attach(pid, &hello);
+        let pid = greeting.credentials.pid;
         let places = (hello.features & hello::PLACES != 0)
             .then(|| Area::new(consumer.memory().clone(), hello.geometry, hello.identity));
         if self.waiting.asked {
@@ -199,7 +207,7 @@ impl Shm {
         if self.pressure {
             consumer.set_pressure(true);
         }
-        let socket = self.keep_socket(peer, &hello, socket, pid);
+        let socket = self.keep_socket(&hello, greeting);
         log::info(format_args!(
             "shared-memory link from {} (pid {pid}): cross-memory read {}, write {}",
             hello.source,
@@ -240,23 +248,13 @@ impl Shm {
         self.watch(pid);
     }
 
-    /// The socket of a link from process `pid`, if its end must show that of the process. Else it is closed.
-    fn keep_socket(
-        &mut self,
-        peer: PeerId,
-        hello: &Hello,
-        socket: OwnedFd,
-        pid: i32,
-    ) -> Option<OwnedFd> {
-        if stays(pid) | hello.features & hello::STAYS == 0 {
-            self.dismiss(socket);
-            return None;
+    /// The socket of a link, if its end must show that of the process. Else it is closed.
+    fn keep_socket(&mut self, hello: &Hello, greeting: Greeting) -> Option<OwnedFd> {
+        if stays(greeting.credentials.pid) | hello.features & hello::STAYS != 0 {
+            return Some(greeting.socket);
         }
-        // It is already in the epoll set, as a greeting: renaming it needs no resource that may be short.
-        if let Err(e) = self.epoll.rename(socket.as_fd(), TOKEN_INBOUND | u64::from(peer.0)) {
-            log::limited!(cause: e.0, "cannot watch the link from {}: {e}", hello.source);
-        }
-        Some(socket)
+        self.dismiss(greeting);
+        None
     }
 
     /// Compares our link to `peer` with a connect request of process `pid`, whose messages `consumer` receives: do both
@@ -303,7 +301,7 @@ impl Shm {
 
     /// Enables recycled payload buffers to and from `peer`, if there are both directions and the peer supports them.
     fn share_places(&mut self, peer: PeerId) {
-        let inbound = self.inbound.iter_mut().find(|link| link.peer == peer);
+        let inbound = self.inbound.of_mut(peer);
         let outbound = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
         let (Some(inbound), Some(outbound)) = (inbound, outbound) else { return };
         let Some(theirs) = &inbound.places else { return };

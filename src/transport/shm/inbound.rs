@@ -3,7 +3,7 @@
 use super::attach::Entrance;
 use super::hints::{Hints, LINKS_MAX, Words};
 use super::ring::{Area, Consumer};
-use crate::sys::bell::{Bell, BellAddress};
+use crate::sys::bell::{Bell, BellAddress, Ring};
 use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{clock, unix};
 use crate::transport::PeerId;
@@ -71,9 +71,9 @@ impl Inbound {
         (self.can_get && open, self.can_put && open)
     }
 
-    /// Rings the sender's doorbell.
+    /// Rings the sender's doorbell: this side of the link has ended.
     pub(super) fn ring(&self) {
-        self.bell.ring(self.theirs);
+        self.bell.ring(self.theirs, Ring::End);
     }
 
     pub(super) fn entrance(&self) -> Entrance {
@@ -117,9 +117,12 @@ impl Inbound {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
     Free,
-    Direct,
+    Direct(u32),
     Parked(u32),
 }
+
+/// No number.
+const NONE: u32 = u32::MAX;
 
 /// All incoming links of an endpoint.
 #[derive(Debug, Default)]
@@ -128,6 +131,10 @@ pub(super) struct Links {
     parked: Vec<Inbound>,
     /// By number.
     places: Vec<Place>,
+    /// Numbers whose place is free.
+    free: Vec<u32>,
+    /// By peer.
+    numbers_of: Vec<u32>,
     /// `None`: no link is parked.
     hints: Option<Hints>,
     /// Empty: room for numbers.
@@ -146,6 +153,29 @@ impl Links {
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Inbound> {
         self.direct.iter_mut().chain(&mut self.parked)
+    }
+
+    /// The link from `peer`.
+    #[inline]
+    pub(super) fn of(&self, peer: PeerId) -> Option<&Inbound> {
+        match self.place_of(peer)? {
+            Place::Free => None,
+            Place::Direct(at) => self.direct.get(at as usize),
+            Place::Parked(at) => self.parked.get(at as usize),
+        }
+    }
+
+    pub(super) fn of_mut(&mut self, peer: PeerId) -> Option<&mut Inbound> {
+        match self.place_of(peer)? {
+            Place::Free => None,
+            Place::Direct(at) => self.direct.get_mut(at as usize),
+            Place::Parked(at) => self.parked.get_mut(at as usize),
+        }
+    }
+
+    fn place_of(&self, peer: PeerId) -> Option<Place> {
+        let number = *self.numbers_of.get(peer.index())?;
+        self.places.get(number as usize).copied()
     }
 
     pub(super) fn len(&self) -> usize {
@@ -196,33 +226,45 @@ impl Links {
             self.hints = Hints::new().ok();
         }
         let number = self.next_number();
-        self.hints.as_ref().filter(|_| number < LINKS_MAX).map(|hints| (hints, number as u32))
+        let few = |_: &&Hints| (number as usize) < LINKS_MAX;
+        self.hints.as_ref().filter(few).map(|hints| (hints, number))
     }
 
-    fn next_number(&self) -> usize {
-        self.places.iter().position(|place| *place == Place::Free).unwrap_or(self.places.len())
+    fn next_number(&self) -> u32 {
+        self.free.last().copied().unwrap_or(self.places.len() as u32)
     }
 
     /// Adds a link, with the number that [`Self::next_hint`] has told.
     pub(super) fn push(&mut self, mut link: Inbound) {
         let number = self.next_number();
-        match self.places.get_mut(number) {
-            Some(place) => *place = Place::Direct,
-            None => self.places.push(Place::Direct),
+        if self.free.pop().is_none() {
+            self.places.push(Place::Free);
         }
-        link.attention = Attention { number: number as u32, ..Attention::default() };
+        let peer = link.peer.index();
+        if self.numbers_of.len() <= peer {
+            self.numbers_of.resize(peer + 1, NONE);
+        }
+        if let Some(of) = self.numbers_of.get_mut(peer) {
+            *of = number;
+        }
+        link.attention = Attention { number, ..Attention::default() };
+        self.look_at(link);
+    }
+
+    /// From now on the ring of this link is looked at directly.
+    fn look_at(&mut self, link: Inbound) {
+        self.put(link.attention.number, Place::Direct(self.direct.len() as u32));
         self.direct.push(link);
     }
 
     /// Removes the link from `peer`.
     pub(super) fn remove(&mut self, peer: PeerId) -> Option<Inbound> {
-        let at = |links: &[Inbound]| links.iter().position(|link| link.peer == peer);
-        let link = match (at(&self.direct), at(&self.parked)) {
-            (Some(at), _) => self.direct.swap_remove(at),
-            (None, Some(at)) => self.take_parked(at),
-            (None, None) => return None,
-        };
+        let link = self.take(self.place_of(peer)?)?;
         self.put(link.attention.number, Place::Free);
+        self.free.push(link.attention.number);
+        if let Some(number) = self.numbers_of.get_mut(peer.index()) {
+            *number = NONE;
+        }
         Some(link)
     }
 
@@ -232,13 +274,18 @@ impl Links {
         }
     }
 
-    /// Removes the parked link at `at`, which has to be there.
-    fn take_parked(&mut self, at: usize) -> Inbound {
-        let link = self.parked.swap_remove(at);
-        if let Some(moved) = self.parked.get(at).map(|link| link.attention.number) {
-            self.put(moved, Place::Parked(at as u32));
+    /// Takes the link out of its list, where the last one takes its place.
+    fn take(&mut self, place: Place) -> Option<Inbound> {
+        let (list, at) = match place {
+            Place::Free => return None,
+            Place::Direct(at) => (&mut self.direct, at as usize),
+            Place::Parked(at) => (&mut self.parked, at as usize),
+        };
+        let link = (at < list.len()).then(|| list.swap_remove(at))?;
+        if let Some(moved) = list.get(at).map(|link| link.attention.number) {
+            self.put(moved, place);
         }
-        link
+        Some(link)
     }
 
     /// A look at the parked link with this number has found messages. A busy one is looked at directly from now on.
@@ -257,7 +304,7 @@ impl Links {
         if attention.found < BUSY || !room {
             return;
         }
-        let mut link = self.take_parked(at as usize);
+        let Some(mut link) = self.take(Place::Parked(at)) else { return };
         // In this order: the sender sees one of the two, or both.
         if sleeping {
             link.consumer.sleep();
@@ -265,8 +312,7 @@ impl Links {
         link.consumer.set_parked(false);
         link.attention =
             Attention { number, consumed: link.consumer.consumed(), ..Attention::default() };
-        self.put(number, Place::Direct);
-        self.direct.push(link);
+        self.look_at(link);
     }
 
     /// The parked link with this number has more messages than were taken. A thread that sleeps is still to be woken by the
@@ -297,12 +343,11 @@ impl Links {
         self.told = many;
         let mut at = 0;
         while let Some(link) = self.direct.get_mut(at) {
-            if link.may_be_left(many) {
-                let link = self.direct.swap_remove(at);
+            if !link.may_be_left(many) {
+                at += 1;
+            } else if let Some(link) = self.take(Place::Direct(at as u32)) {
                 self.put(link.attention.number, Place::Parked(self.parked.len() as u32));
                 self.parked.push(link);
-            } else {
-                at += 1;
             }
         }
     }

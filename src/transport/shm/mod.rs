@@ -37,7 +37,7 @@ use super::{
     PeerCounts, PeerId, Returned, SendError, Streaming, Transport,
 };
 use crate::memory::Segment;
-use crate::sys::bell::Bell;
+use crate::sys::bell::{Bell, Ring};
 use crate::sys::cancel::Shield;
 use crate::sys::gate::Gate;
 use crate::sys::late_set::{LateSet, LateTimer};
@@ -244,7 +244,7 @@ impl Shm {
     }
 
     fn inbound_of(&self, peer: PeerId) -> Option<&Inbound> {
-        self.inbound.iter().find(|link| link.peer == peer)
+        self.inbound.of(peer)
     }
 
     /// Finds which endpoint has the port of `address` on this node. Errors: Again, and those of creating a socket.
@@ -598,7 +598,7 @@ impl Transport for Shm {
     }
 
     fn drain(&mut self, peer: PeerId, handler: &mut impl Handler) {
-        let Some(link) = self.inbound.iter_mut().find(|link| link.peer == peer) else { return };
+        let Some(link) = self.inbound.of_mut(peer) else { return };
         let out = self.outbound.get_mut(peer.index());
         let mut producer = out.and_then(Option::as_deref_mut).map(|out| &mut out.producer);
         // Bounded by the ring.
@@ -691,7 +691,7 @@ impl Drop for Shm {
             self.read_last_answers();
             for link in self.outbound.iter().flatten() {
                 link.producer.close();
-                link.wake();
+                link.wake(Ring::End);
             }
             // The application owns the memory of pending receives and sends again after this.
             self.reaching.gate.close();
@@ -713,7 +713,7 @@ impl Outbound {
     fn tell(&mut self, published: Wake) {
         match published {
             Wake::NotNeeded => {}
-            Wake::Needed => self.wake(),
+            Wake::Needed => self.wake(Ring::Message),
             Wake::Hint => self.raise(),
         }
     }
@@ -722,18 +722,18 @@ impl Outbound {
     #[cold]
     fn raise(&self) {
         if self.hint.as_ref().is_some_and(Hint::raise) {
-            self.wake();
+            self.wake(Ring::Message);
         }
     }
 
     /// Rings the receiver's doorbell, once the receiver has accepted the link.
     #[cold]
-    fn wake(&self) {
+    fn wake(&self, why: Ring) {
         let _shield = Shield::raise();
         // A receiver that stores its doorbell looks whether the link was closed before that.
         fence();
         if let Some(bell) = layout::receivers_bell(self.producer.memory()) {
-            self.bell.ring(bell);
+            self.bell.ring(bell, why);
         }
     }
 }

@@ -40,6 +40,9 @@ impl Kind {
     }
 }
 
+/// A connection to an endpoint that listens, and its process.
+pub(super) type Listener = (OwnedFd, Credentials);
+
 /// The owner of the names of a port.
 #[derive(Debug)]
 pub(super) enum Found {
@@ -94,7 +97,7 @@ impl Search {
         kind: Kind,
         port: u16,
         wanted: impl Fn(&Credentials) -> bool,
-    ) -> Result<Option<(OwnedFd, Credentials)>, Errno> {
+    ) -> Result<Option<Listener>, Errno> {
         for name in kind.names(port) {
             let socket = match unix::connect(&name) {
                 Ok(socket) => socket,

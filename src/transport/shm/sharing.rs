@@ -35,7 +35,7 @@ impl Inbound {
 
 impl Shm {
     fn inbound_of_mut(&mut self, peer: PeerId) -> Option<&mut Inbound> {
-        self.inbound.iter_mut().find(|link| link.peer == peer)
+        self.inbound.of_mut(peer)
     }
 
     /// There is a link more with `peer`. Where the processes are too many already, one more makes no difference: so the

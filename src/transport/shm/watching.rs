@@ -6,10 +6,10 @@
 //! after exec(2), or whose last ring was lost. It proves no life: a forked child may hold the doorbell of a process that
 //! has ended, and anybody may bind the name after it.
 
-use crate::sys::clock;
 use crate::sys::event::wait_readable;
 use crate::sys::late_set::{LateSet, LateTimer};
 use crate::sys::watched::{self, Identity};
+use crate::sys::{clock, process};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// nanoseconds.
 pub(super) const LIVENESS_NS: u64 = 500_000_000;
 /// Peers checked at a time although no operation waits for them, at least, and checks after which it was each one's
-/// turn.
+/// turn. So many processes are identified at a time.
 const CHECKS: usize = 16;
 const ROUND: usize = 4;
 
@@ -63,6 +63,21 @@ impl Watches {
         })
     }
 
+    /// Whether process `pid` is another one than the one with this id that is watched, which has ended.
+    pub(super) fn has_successor(&self, pid: i32) -> bool {
+        let watch = self.place(pid).ok().and_then(|at| self.list.get(at));
+        let tells = watch.is_some_and(|watch| watch.fd.is_some() || watch.process.is_known());
+        tells && self.has_ended(pid) && process::is_running(pid)
+    }
+
+    /// Reads which processes those are that have no descriptor, some at a time: when links are made, that would cost more
+    /// than the links. The system gives an id to another process only after it has given out all others.
+    pub(super) fn identify(&mut self) {
+        let unknown = |watch: &&mut Watch| watch.fd.is_none() && !watch.process.is_known();
+        let some = CHECKS.max(self.list.len().div_ceil(ROUND));
+        self.list.iter_mut().filter(unknown).take(some).for_each(|watch| watch.process.learn());
+    }
+
     /// The numbers of those whose turn it is to be checked, of `links` links. All of them have their turn in [`ROUND`]
     /// calls, if they are more than [`CHECKS`].
     pub(super) fn turn(&mut self, links: usize) -> Range<usize> {
@@ -86,7 +101,7 @@ impl Watches {
                 epoll.remove(fd.as_fd());
             }
         }
-        self.list.insert(at, Watch { process: Identity::of(pid), fd });
+        self.list.insert(at, Watch { process: Identity::unknown(pid), fd });
     }
 
     /// Stops watching process `pid`.
@@ -122,6 +137,7 @@ impl Watches {
     #[cfg(test)]
     pub(super) fn replace_all(&mut self, epoll: &LateSet) {
         for watch in &mut self.list {
+            watch.process.learn();
             watch.process = watch.process.earlier();
             if let Some(fd) = watch.fd.take() {
                 epoll.remove(fd.as_fd());
