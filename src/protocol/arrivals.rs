@@ -138,7 +138,11 @@ impl Arrivals {
     ) {
         let Some(Active { message, scheme }) = self.active.get_mut(key) else { return };
         self.pushed.remove(message.peer, message.tx); // the chunks of a split copy
-        *scheme = Receiver::Fragments(fragments::Receiver::new(fragments::Asked::Cts));
+        let (asked, ranges) = match one_sided {
+            true => (fragments::Asked::Described, Ranges::new(message.target.segments.ranges())),
+            false => (fragments::Asked::Cts, Ranges::NONE),
+        };
+        *scheme = Receiver::Fragments(fragments::Receiver::new(asked));
         message.received = 0;
         self.attentive = true;
         let packet = Packet::Cts {
@@ -146,11 +150,7 @@ impl Arrivals {
             rx: key.to_wire(),
             len: message.want as u64,
             faulted,
-            ranges: if one_sided {
-                Ranges::new(message.target.segments.ranges())
-            } else {
-                Ranges::NONE
-            },
+            ranges,
         };
         outbox.reply(message.peer, packet);
     }
@@ -238,6 +238,18 @@ impl Arrivals {
     pub(super) fn takes_packets(&mut self, peer: PeerId, key: Key) -> bool {
         let active = self.active.get_mut(key);
         active.is_some_and(|active| active.message.peer == peer && active.scheme.takes_packets())
+    }
+
+    /// PUT_DONE: the sender has written all bytes of a receive whose buffer was described to it. False: it is dropped.
+    pub(super) fn on_put_done(&mut self, peer: PeerId, key: Key) -> bool {
+        let Some(Active { message, scheme }) = self.active.get_mut(key) else { return false };
+        let described = matches!(scheme, Receiver::Fragments(f) if f.is_described());
+        let good =
+            message.peer == peer && described && scheme.takes_packets() && message.received == 0;
+        if good {
+            message.received = message.want;
+        }
+        good
     }
 
     /// The receive that the payload behind `header` of a stream is for, if it has been matched, and the payload's offset

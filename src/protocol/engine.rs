@@ -5,7 +5,6 @@ use super::index_list::Key;
 use super::limits::Counts;
 use super::message::Announcement;
 use super::packet::{EagerHeader, Packet, PieceHeader};
-use super::receives::Posted;
 use super::rma::RmaPacket;
 use super::schemes::put::{GET_OF_A_MESSAGE, PUT_OF_A_MESSAGE};
 use super::sends::Pending;
@@ -295,16 +294,19 @@ impl Core {
     }
 
     /// Whether an operation waits for `peer`.
-    fn is_owed(&self, peer: PeerId, host: &impl Host) -> bool {
+    pub(super) fn is_owed(&self, peer: PeerId, host: &impl Host) -> bool {
         let Some(state) = self.peers.get(peer) else { return false };
         let receives = host.see_shared_receives().unwrap_or(&self.matching.own);
-        let from_it = |posted: &Posted| posted.source == state.source;
+        let waits_for_it = || {
+            let source = state.source_now(host);
+            source != UNKNOWN_SOURCE && receives.posted.iter().any(|posted| posted.source == source)
+        };
         state.outstanding > 0
             || state.deferred > 0
             || self.arrivals.active.iter().any(|(_, active)| active.message.peer == peer)
             || self.rma.awaits(peer)
             || self.collectives.awaits(peer)
-            || state.source != UNKNOWN_SOURCE && receives.posted.first_few().any(from_it)
+            || waits_for_it()
     }
 }
 

@@ -81,16 +81,16 @@ fn send_all(replies: &mut Replies, iface: &mut impl Iface, failed: &mut Vec<Fail
             true => Err(SendError::Again),
             false => iface.send(peer, Mode::Late, packet.encode().as_slice(), 0, |_, _| ()),
         };
-        match sent {
+        match sent.map_err(SendError::lasting) {
             Ok(()) => n += 1,
             // The peer needs this reply. Later there will be resources for it, or the peer departs.
-            Err(SendError::Unreachable(errno)) if !errno.is_shortage() => {
-                n += 1;
-                failed.push((peer, packet, errno));
-            }
-            Err(_) => {
+            Err(None) => {
                 full.push(peer);
                 replies.push_back((peer, packet));
+            }
+            Err(Some(errno)) => {
+                n += 1;
+                failed.push((peer, packet, errno));
             }
         }
     }

@@ -40,6 +40,14 @@ impl PeerState {
         self.deferred == 0 && !self.dead
     }
 
+    /// The peer's index in the address book as it is now, which is not kept.
+    pub(super) fn source_now(&self, host: &impl Host) -> u64 {
+        if self.epoch == host.book_epoch() {
+            return self.source;
+        }
+        self.address.map_or(UNKNOWN_SOURCE, |address| host.source_of(&address))
+    }
+
     #[cold]
     fn look_up(&mut self, host: &impl Host) {
         self.epoch = host.book_epoch();

@@ -279,11 +279,8 @@ impl Core {
     /// PUT_DONE: the sender has written everything.
     pub(super) fn on_put_done(&mut self, peer: PeerId, rx: u64, host: &mut impl Host) {
         let key = Key::from_wire(rx);
-        let takes = self.arrivals.takes_packets(peer, key);
-        if let Some(active) = self.arrivals.active.get_mut(key).filter(|_| takes) {
-            active.message.received = active.message.want;
-        }
-        self.placed(key, takes.then_some(true), host);
+        let written = self.arrivals.on_put_done(peer, key);
+        self.placed(key, written.then_some(true), host);
     }
 
     /// The sender has written a remote buffer, or (`read`) the device has read a chunk of a message.

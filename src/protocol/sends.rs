@@ -270,7 +270,9 @@ impl Sends {
                 return Some((key, Onward::Waits));
             }
             Sender::Put(put) => put.end(peer, outbox),
-            Sender::Deferred { .. } | Sender::Leaving | Sender::Write(_) => return None,
+            Sender::Deferred { .. } | Sender::Leaving | Sender::Write(_) | Sender::Finished(_) => {
+                return None;
+            }
             _ => {}
         }
         let end = message.payload.len().min(len as usize);

@@ -83,8 +83,7 @@ impl<T> Spaces<T> {
         self.lists().filter_map(IndexList::last)
     }
 
-    /// The 64 oldest entries of each list: for questions that need no exact answer.
-    pub(super) fn first_few(&self) -> impl Iterator<Item = &T> {
-        self.lists().flat_map(|list| list.iter().take(64).map(|(_, item)| item))
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.lists().flat_map(|list| list.iter().map(|(_, item)| item))
     }
 }

@@ -109,6 +109,17 @@ pub(crate) enum SendError {
     Unreachable(Errno),
 }
 
+impl SendError {
+    /// `None`: the same call may succeed later, because there is no room now, or a shortage of descriptors or memory.
+    /// Else the system's error.
+    pub(crate) fn lasting(self) -> Option<Errno> {
+        match self {
+            Self::Unreachable(errno) if !errno.is_shortage() => Some(errno),
+            _ => None,
+        }
+    }
+}
+
 /// How a peer went away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Departure {
@@ -486,7 +497,7 @@ pub(crate) trait OneSided: Messages {
     }
 
     /// Ends a key that was made for `peer`. The peer accesses a region no more once `is_settled` returns true; other
-    /// memory it must have promised not to access. True: all
+    /// memory it must have promised not to access. A key of an earlier connection to the peer is void already. True: all
     /// keys of this kind that the peer has are void, and it finds that out by itself. False: only this one; the caller
     /// has to tell the peer, in order, that it ends.
     fn invalidate(&mut self, peer: PeerId, key: &RemoteKey) -> bool {

@@ -8,8 +8,8 @@ use crate::protocol::{Cause, Completion, Direction, Report};
 use crate::transport::PeerId;
 use std::collections::{HashMap, VecDeque};
 
-/// Bytes kept of operations that this member has not begun, at most.
-const HELD_MAX: usize = 1 << 30;
+/// Bytes kept of operations that this member has not begun, at most (PROTOCOL.md §4.17 rule 6).
+const HELD_MAX: usize = if cfg!(test) { 1 << 20 } else { 1 << 30 };
 /// Failure notices kept for groups that this member has not joined, at most.
 const NEWS_MAX: usize = 1024;
 
@@ -54,6 +54,8 @@ pub(super) struct Message {
     pub(super) sequence: u32,
     pub(super) total: usize,
     pub(super) bytes: Vec<u8>,
+    /// Bytes that arrived before the operation was begun.
+    early: usize,
     /// There was no memory for all of it.
     pub(super) lost: bool,
 }
@@ -76,7 +78,8 @@ pub(in crate::protocol) struct Collectives {
     pub(super) joins: HashMap<u64, u64>,
     /// Messages that have arrived, by group and sender.
     pub(super) arrived: HashMap<(u64, PeerId), VecDeque<Message>>,
-    pub(super) held: usize,
+    /// The `early` bytes of all of them.
+    held: usize,
     /// Failure notices of groups that this endpoint has not joined: group, member, error.
     pub(super) news: VecDeque<(u64, usize, i32)>,
     pub(super) outbox: VecDeque<Outgoing>,
@@ -154,14 +157,20 @@ impl Collectives {
         let CollectivePacket::Part { group, what, sequence, total, offset } = packet else {
             return Err(());
         };
-        if self.held.saturating_add(payload.len()) > HELD_MAX {
-            return Err(());
-        }
         let total = usize::try_from(total).map_err(|_| ())?;
+        let mut early = payload.len();
+        if let Some(known) = self.groups.values().find(|known| known.name == group) {
+            if known.broken.is_some() {
+                return Err(());
+            }
+            if known.running.front().is_some_and(|op| op.sequence == sequence) {
+                early = 0;
+            }
+        }
         let queue = self.arrived.entry((group, peer)).or_default();
         if offset == 0 {
             let bytes = Vec::new();
-            queue.push_back(Message { what, sequence, total, bytes, lost: false });
+            queue.push_back(Message { what, sequence, total, bytes, early: 0, lost: false });
         }
         let message = queue.back_mut().ok_or(())?;
         let fits = message.bytes.len() as u64 == offset
@@ -171,12 +180,14 @@ impl Collectives {
             return Err(());
         }
         self.ready = true;
-        message.lost |= message.bytes.try_reserve(payload.len()).is_err();
+        message.lost |= self.held.saturating_add(early) > HELD_MAX
+            || message.bytes.try_reserve(payload.len()).is_err();
         if message.lost {
             return Err(());
         }
         message.bytes.extend_from_slice(payload);
-        self.held += payload.len();
+        message.early += early;
+        self.held += early;
         Ok(())
     }
 
@@ -199,7 +210,7 @@ impl Collectives {
             .front()
             .is_some_and(|message| message.lost || message.bytes.len() == message.total);
         let message = if whole { queue.pop_front() } else { None }?;
-        self.held -= message.bytes.len();
+        self.held -= message.early;
         if queue.is_empty() {
             self.arrived.remove(&(group, peer));
         }
@@ -211,7 +222,7 @@ impl Collectives {
         self.arrived.retain(|(group, peer), queue| {
             let keep = !of(*group, *peer);
             if !keep {
-                *held -= queue.iter().map(|message| message.bytes.len()).sum::<usize>();
+                *held -= queue.iter().map(|message| message.early).sum::<usize>();
             }
             keep
         });

@@ -96,13 +96,14 @@ impl Core {
             return;
         }
         group.broken = Some(error);
-        let me = group.me;
+        let (me, name) = (group.me, group.name);
         for op in std::mem::take(&mut group.running) {
             match op.what {
                 What::Join => host.joined(id, Err(error)),
                 _ => host.fail(&Failure::new(completion(&op), (error, cause))),
             }
         }
+        self.collectives.forget_messages(|group, _| group == name);
         self.collectives.announce(id, me, error);
     }
 

@@ -377,9 +377,10 @@ impl<I: Iface> Engine<I> {
         for retracted in std::mem::take(&mut self.core.rma.told.retracted) {
             let Retracted { peer, key, base, len, .. } = retracted;
             let packet = RmaPacket::Retract { key, base, len }.encode();
-            match self.iface.send(peer, Mode::Short, packet.as_slice(), 0, |_, _| ()) {
-                Err(SendError::Again) => self.core.rma.told.retracted.push(retracted),
-                Ok(()) | Err(SendError::Unreachable(_)) => n += 1,
+            let sent = self.iface.send(peer, Mode::Short, packet.as_slice(), 0, |_, _| ());
+            match sent.map_err(SendError::lasting) {
+                Err(None) => self.core.rma.told.retracted.push(retracted),
+                _ => n += 1,
             }
         }
         n

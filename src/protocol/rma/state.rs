@@ -216,7 +216,10 @@ impl Rma {
     /// Whether this process still holds injected data, or replies that a peer waits for.
     pub(in crate::protocol) fn has_unsent(&self) -> bool {
         !self.answers.is_empty()
-            || self.ops.iter().any(|(_, op)| matches!(op.local, Payload::Owned(_)))
+            || self
+                .ops
+                .iter()
+                .any(|(_, op)| op.copy.is_some() || matches!(op.local, Payload::Owned(_)))
             || self.operands.iter().any(|(_, other)| other.is_owned())
     }
 

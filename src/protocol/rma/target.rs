@@ -415,7 +415,8 @@ impl<I: Iface> Engine<I> {
         let pack = |at: usize, to: &mut [u8]| {
             piece.copy_out(at, to);
         };
-        match self.iface.send(peer, Mode::Fragment, header.as_slice(), piece.len(), pack) {
+        let sent = self.iface.send(peer, Mode::Fragment, header.as_slice(), piece.len(), pack);
+        match sent.map_err(SendError::lasting) {
             Ok(()) => {
                 read.done += piece.len() as u64;
                 self.core.counts.fragment_bytes += piece.len() as u64;
@@ -426,9 +427,9 @@ impl<I: Iface> Engine<I> {
                 }
                 Some(Step::Moved)
             }
-            Err(SendError::Again) => Some(Step::Again),
+            Err(None) => Some(Step::Again),
             // The peer that waited for these bytes has departed.
-            Err(SendError::Unreachable(_)) => {
+            Err(Some(_)) => {
                 inbound.reads.clear();
                 Some(Step::Done)
             }
@@ -463,14 +464,14 @@ impl<I: Iface> Engine<I> {
                 continue;
             }
             let (sent, count) = self.say(first, left);
-            match sent {
+            match sent.map_err(SendError::lasting) {
                 Ok(()) => n += count,
-                Err(SendError::Again) => {
+                Err(None) => {
                     full.push(peer);
                     continue;
                 }
                 // The peer that waited for it has departed.
-                Err(SendError::Unreachable(_)) => self.core.counts.dropped += count as u64,
+                Err(Some(_)) => self.core.counts.dropped += count as u64,
             }
             for (_, _, answer) in self.core.rma.answers.drain(..count) {
                 if let Answer::Result(key) = answer {

@@ -20,6 +20,8 @@ pub(in crate::protocol) struct Receiver {
 pub(in crate::protocol) enum Asked {
     /// By CTS: for all bytes.
     Cts,
+    /// By CTS that describes the buffer: the sender may write all bytes into it instead.
+    Described,
     /// By RESUME, after a stream: for the missing bytes.
     AfterStream,
     /// By RESUME, after remote buffers.
@@ -32,7 +34,12 @@ impl Receiver {
     }
 
     pub(in crate::protocol) fn is_resumed(&self) -> bool {
-        self.asked != Asked::Cts
+        matches!(self.asked, Asked::AfterStream | Asked::AfterPut)
+    }
+
+    /// The sender may write to the buffer.
+    pub(in crate::protocol) fn is_described(&self) -> bool {
+        self.asked == Asked::Described
     }
 
     /// Remote buffers were advertised to the sender before.

@@ -399,6 +399,50 @@ fn an_operation_that_finds_no_memory_fails_at_all_members() {
     }
 }
 
+/// Three members gather blocks of which two are more than a member keeps of operations that it has not begun.
+fn gather_of_long_blocks(begins_first: bool) -> (World, Group) {
+    const BLOCK: usize = 700_000;
+    let mut world = world(3);
+    let group = Group::join(&mut world, vec![0, 1, 2], &|_| 5);
+    joined(&mut world, &group);
+    let (mut input, mut output) = (vec![1u8; BLOCK], vec![0u8; 3 * BLOCK]);
+    let lists = (lend(&mut input, &[]), lend(&mut output, &[]));
+    let order = if begins_first { [0, 1, 2] } else { [1, 2, 0] };
+    for me in order {
+        group.start(&mut world, me, Collective::Gather { root: 0 }, BLOCK, lists).unwrap();
+        world.settle();
+    }
+    assert_eq!(output.iter().all(|byte| *byte == 1), begins_first);
+    (world, group)
+}
+
+#[test]
+fn an_operation_whose_messages_are_more_than_is_kept_fails_at_all_members() {
+    let (mut world, group) = gather_of_long_blocks(false);
+    let found = reports(&mut world, &group, 0);
+    assert!(matches!(found[..], [Err(f)] if f.error == libc::ENOMEM), "{found:?}");
+    let empty = (SegmentList::EMPTY, SegmentList::EMPTY);
+    for me in 1..3 {
+        // A gather may end at the other members before.
+        reports(&mut world, &group, me);
+        let again = group.start(&mut world, me, Collective::Barrier, 0, empty);
+        world.settle();
+        let found = reports(&mut world, &group, me);
+        assert!(again.is_err() || matches!(found[..], [Err(_)]), "{me}: {again:?} {found:?}");
+    }
+    world.assert_empty();
+}
+
+#[test]
+fn messages_of_an_operation_that_has_begun_are_not_bounded() {
+    let (mut world, group) = gather_of_long_blocks(true);
+    for me in 0..3 {
+        let found = reports(&mut world, &group, me);
+        assert!(matches!(found[..], [Ok(_)]), "{me}: {found:?}");
+    }
+    world.assert_empty();
+}
+
 #[test]
 fn who_leaves_a_group_ends_what_runs_in_it() {
     let mut world = world(2);

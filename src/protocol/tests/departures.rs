@@ -3,7 +3,7 @@
 use super::fixture::{LIMITS, Memory, Node, World, receive_op, send_op, source};
 use super::sim::{Reach, Weather};
 use crate::protocol::packet::Packet;
-use crate::protocol::{ANY_SOURCE, Cause, OpError, PeekAction, ReceiveOp, SendOp};
+use crate::protocol::{ANY_SOURCE, Cause, Limits, OpError, PeekAction, ReceiveOp, SendOp};
 use crate::sys::Errno;
 use crate::transport::Departure;
 
@@ -341,6 +341,29 @@ fn a_broken_link_fails_both_sides_and_is_made_anew() {
     assert!(to.0 == from.0);
     assert_eq!(world.sends(0).len(), 1);
     world.assert_empty();
+}
+
+/// Though the peer has sent nothing, and many other receives are posted.
+#[test]
+fn a_peer_owes_the_message_of_a_receive_from_it() {
+    let mut world = World::new(3, Weather::fair(), Limits { rx_max: 1000, ..LIMITS });
+    let peer = world.peer(0, 1);
+    let (mut from, mut to) = (Memory::pattern(0, 8), Memory::zeroed(8));
+    world.send(0, &send_op(peer, &mut from, 1)).unwrap();
+    world.settle();
+    world.sends(0);
+    let owes = |world: &mut World| {
+        let Node { engine, host } = world.node(0);
+        engine.core.is_owed(peer, host)
+    };
+    for n in 0..100 {
+        let other = world.node(0).host.source_of_slot(2);
+        world.receive(0, &ReceiveOp { source: other, ..receive_op(&mut to, n) }).unwrap();
+    }
+    assert!(!owes(&mut world));
+    let source = world.node(0).host.source_of_slot(1);
+    world.receive(0, &ReceiveOp { source, ..receive_op(&mut to, 200) }).unwrap();
+    assert!(owes(&mut world));
 }
 
 /// Sends to and receives from other peers still take the fast path.

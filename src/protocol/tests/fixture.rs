@@ -301,6 +301,11 @@ impl World {
         self.nodes[slot] = Some(node);
     }
 
+    /// Whether descriptors are short from now on.
+    pub(super) fn short(&mut self, short: bool) {
+        self.net.borrow_mut().weather.short = short;
+    }
+
     pub(super) fn leave(&mut self, slot: Slot, departure: crate::transport::Departure) {
         self.nodes[slot] = None;
         self.net.borrow_mut().leave(slot, departure);

@@ -142,8 +142,10 @@ fn only_the_sender_can_fill_a_receive_and_only_in_order() {
     for (offset, len) in [(1, 10), (4999, 10), (u64::MAX, 10), (0, 5001)] {
         world.forge(0, 1, &Packet::Fragment { rx, offset }, &vec![9; len]);
     }
+    // The buffer was not described to the sender.
+    world.forge(0, 1, &Packet::PutDone { rx }, &[]);
     world.settle();
-    assert_eq!(world.dropped(1) - before, 6);
+    assert_eq!(world.dropped(1) - before, 7);
     assert_eq!(world.received(1).len, 5000);
     assert!(to.0 == from.0);
     assert_eq!(world.sends(0).len(), 1);

@@ -207,6 +207,50 @@ fn an_injected_write_has_its_bytes_when_the_call_returns() {
 }
 
 #[test]
+fn an_injected_write_that_waits_counts_as_unsent() {
+    let mut world = world(Reach::Off, Reach::Off);
+    let mut region = Memory::zeroed(6000);
+    world.register(1, KEY, &mut region, &BOTH);
+    let peer = world.peer(0, 1);
+    let (mut first, mut from) = (Memory::pattern(1, 5000), Memory::pattern(2, 10));
+    world.access(0, &rma_op(peer, Write, &mut first, KEY, 1)).unwrap();
+    assert!(!world.node(0).engine.has_unsent());
+    let op = RmaOp { inject: true, fence: true, ..rma_op(peer, Write, &mut from, KEY, 2) };
+    world.access(0, &op).unwrap();
+    assert!(world.node(0).engine.has_unsent());
+    world.settle();
+    assert!(!world.node(0).engine.has_unsent());
+    assert_eq!(ended(&mut world, 0).len(), 2);
+    world.accesses(1);
+    world.assert_empty();
+}
+
+#[test]
+fn a_target_that_is_short_of_descriptors_answers_later() {
+    for (right, len) in [(Write, 10), (Write, 5000), (Read, 10), (Read, 5000)] {
+        let mut world = world(Reach::Off, Reach::Off);
+        let mut region = Memory::pattern(1, 6000);
+        world.register(1, KEY, &mut region, &BOTH);
+        let peer = world.peer(0, 1);
+        let mut local = Memory::pattern(2, len);
+        world.access(0, &rma_op(peer, right, &mut local, KEY, 1)).unwrap();
+        for _ in 0..20 {
+            world.short(false);
+            world.progress(0);
+            world.short(true);
+            world.progress(1);
+        }
+        assert_eq!(ended(&mut world, 0), []);
+        world.short(false);
+        world.settle();
+        assert!(matches!(ended(&mut world, 0)[..], [Ok(_)]), "{right:?} {len}");
+        assert!(region.0[..len] == local.0[..]);
+        world.accesses(1);
+        world.assert_empty();
+    }
+}
+
+#[test]
 fn a_long_injected_write_is_not_copied_to_wait() {
     const LEN: usize = COPY_MAX + 1;
     let (get, put) = (vec![Reach::Off], vec![Reach::Off]);

@@ -66,6 +66,8 @@ pub(super) struct Weather {
     pub(super) stream_breaks: u64,
     pub(super) windows: Glazing,
     pub(super) teamwork: Teamwork,
+    /// There are no descriptors for messages.
+    pub(super) short: bool,
     /// How often a message is refused without a reason, percent.
     pub(super) again_percent: u64,
     /// Messages that one poll delivers, at most.
@@ -94,6 +96,7 @@ impl Weather {
             stream_breaks: 0,
             windows: Glazing::none(),
             teamwork: Teamwork::none(),
+            short: false,
             again_percent: 0,
             batch: 64,
             lies: false,
@@ -385,6 +388,9 @@ impl Net {
             // Until its end is reported, a broken link takes messages and loses them, or refuses them.
             let vanishes = self.rng.percent(50);
             return if vanishes { Ok(id) } else { Err(SendError::Unreachable(Errno(libc::EPIPE))) };
+        }
+        if self.weather.short {
+            return Err(SendError::Unreachable(Errno(libc::EMFILE)));
         }
         let full = link.queues[link.writes(me)].len() >= self.weather.queue_len;
         if full || self.rng.percent(self.weather.again_percent) {

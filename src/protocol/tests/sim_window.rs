@@ -215,7 +215,8 @@ impl Panes {
             rail,
             state: rng.pick(&glazing.begin),
             connection,
-            slots: 0,
+            // Keys of an earlier link may be invalidated late: they must not mean anything here.
+            slots: connection.wrapping_mul(64),
             ends: Default::default(),
         };
         panes.ends[0].known = connection;
