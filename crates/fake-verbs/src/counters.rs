@@ -33,6 +33,7 @@ counters! {
     Failures "failures"
     Pieces "pieces-out-of-order"
     Registrations "registrations"
+    Wide "wide-keys"
     Pairs "queue-pairs"
     Refusals "refusals"
     Events "events"

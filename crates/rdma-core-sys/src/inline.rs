@@ -11,9 +11,9 @@
 #![allow(clippy::missing_safety_doc)] // above, for all of them
 
 use crate::{
-    ibv_ah, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_port_attr,
-    ibv_qp, ibv_qp_ex, ibv_qp_init_attr_ex, ibv_recv_wr, ibv_send_wr, ibv_srq, ibv_wc,
-    verbs_context,
+    ibv_ah, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_device_attr_ex,
+    ibv_poll_cq_attr, ibv_port_attr, ibv_qp, ibv_qp_ex, ibv_qp_init_attr_ex, ibv_recv_wr,
+    ibv_send_wr, ibv_srq, ibv_wc, verbs_context,
 };
 use core::ffi::{c_int, c_uint, c_void};
 use core::mem::offset_of;
@@ -60,6 +60,23 @@ pub unsafe fn ibv_query_port_extended(
     unsafe {
         match operation!(context, query_port) {
             Some(query) => query(context, port, attr, size_of::<ibv_port_attr>()),
+            None => EOPNOTSUPP,
+        }
+    }
+}
+
+/// `ibv_query_device_ex`. EOPNOTSUPP: the driver has no such operation.
+///
+/// # Safety
+/// See the module.
+pub unsafe fn ibv_query_device_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_device_attr_ex,
+) -> c_int {
+    // SAFETY: the caller vouches.
+    unsafe {
+        match operation!(context, query_device_ex) {
+            Some(query) => query(context, core::ptr::null(), attr, size_of::<ibv_device_attr_ex>()),
             None => EOPNOTSUPP,
         }
     }

@@ -24,8 +24,9 @@
 //! monitor (6 µs on the project machine). khugepaged leaves such mappings alone. Another user of userfaultfd gets EBUSY
 //! for them. If a part of a watched mapping was mapped over, mremap(2) of the whole fails with EFAULT.
 //!
-//! Without userfaultfd (a sandbox, an old kernel) every request gets a registration of its own, which ends with its
-//! lease: correct, but slower. No call here waits long. If there is no registration, the caller gets a [`Refusal`] and
+//! Without userfaultfd (a sandbox, an old kernel) registrations are kept where the device pages on demand, because they
+//! follow every change ([`Registrar::follows`]). Elsewhere every request gets a registration of its own, of just its
+//! bytes and with just its access, which ends with its lease: correct, but slower. No call here waits long. If there is no registration, the caller gets a [`Refusal`] and
 //! sends fragments.
 
 mod index;
@@ -104,7 +105,8 @@ pub(crate) struct Vigil<R: Registrar> {
 impl<R: Registrar> Vigil<R> {
     /// Whether the addresses have mapped the same memory since the watch began.
     pub(crate) fn is_sound(&self) -> bool {
-        let settled = self.shared.monitor.as_ref().is_some_and(|monitor| monitor.is_settled());
+        // Without a monitor the registration follows all changes.
+        let settled = self.shared.monitor.as_ref().is_none_or(|monitor| monitor.is_settled());
         settled && self.pending.is_unchanged()
     }
 }
@@ -115,14 +117,14 @@ impl<R: Registrar> Drop for Vigil<R> {
             return; // the parent's
         }
         lock(&self.shared.index).end_vigil(&self.pending);
-        if let (Some(monitor), Some(span)) = (&self.shared.monitor, self.pending.unwatch()) {
-            monitor.unwatch(span);
+        if let Some(span) = self.pending.unwatch() {
+            self.shared.unwatch(span);
         }
     }
 }
 
 impl<R: Registrar> Cache<R> {
-    /// A cache that keeps up to `limits`, or nothing without a monitor. Where the memory allows it, registrations also
+    /// A cache that keeps up to `limits`, or nothing if there is no monitor and registrations do not follow changes. Where the memory allows it, registrations also
     /// allow `generous` access, so that one serves sends and receives. Errors: ENOMEM.
     pub(crate) fn new(
         registrar: R,
@@ -169,40 +171,49 @@ impl<R: Registrar> Cache<R> {
             return Err(Refusal::Forked);
         }
         let want = Span::pages(addr, len, self.shared.page).ok_or(Refusal::Nowhere)?;
-        let result = match &self.shared.monitor {
-            None => self.once(want, access),
-            Some(monitor) => {
-                // The question comes before the look-up: `monitor.rs` says why.
-                let settled = monitor.is_settled();
-                match settled.then(|| lock(&self.shared.index).hit(want, access)).flatten() {
-                    Some(entry) => {
-                        count(&self.shared.counters.hits);
-                        return Ok(self.lease(entry));
-                    }
-                    None => {
-                        if !settled {
-                            count(&self.shared.counters.unsettled);
-                        }
-                        self.miss(monitor, want, self.surroundings(addr, len, want), access)
-                    }
-                }
+        let exact = Span { start: addr, end: addr + len };
+        let result = if self.keeps() {
+            // The question comes before the look-up: `monitor.rs` says why.
+            let settled = self.shared.monitor.as_ref().is_none_or(|monitor| monitor.is_settled());
+            if let Some(entry) =
+                settled.then(|| lock(&self.shared.index).hit(want, access)).flatten()
+            {
+                count(&self.shared.counters.hits);
+                return Ok(self.lease(entry));
             }
+            if !settled {
+                count(&self.shared.counters.unsettled);
+            }
+            self.miss((exact, want), self.surroundings(addr, len, want), access)
+        } else {
+            self.once(exact, access)
         };
         result.inspect_err(|_| count(&self.shared.counters.refused))
     }
 
+    /// Whether registrations may be kept.
+    fn keeps(&self) -> bool {
+        self.shared.monitor.is_some() || self.shared.registrar.follows()
+    }
+
     /// Watches the memory of `len` bytes at `addr` for a registration that is not in the cache. `None`: these addresses
-    /// cannot be watched, or there is no monitor.
+    /// cannot be watched, or registrations are not kept.
     pub(crate) fn watch_over(&self, addr: usize, len: usize) -> Option<Vigil<R>> {
         let shared = &self.shared;
-        let monitor = shared.monitor.as_ref().filter(|_| !shared.mark.is_child())?;
+        if !self.keeps() || shared.mark.is_child() {
+            return None;
+        }
         let pending = Pending::new(Span::pages(addr, len, shared.page)?);
         let now = clock::now_ns();
-        let watched =
-            monitor.watch(pending.span, || lock(&shared.index).begin_vigil(&pending, now));
+        let watched = shared.watch(pending.span, || lock(&shared.index).begin_vigil(&pending, now));
         let vigil = Vigil { shared: shared.clone(), pending };
         // Otherwise the watch ends here.
         (watched == Ok(Watched::Yes)).then_some(vigil)
+    }
+
+    /// The device that it registers memory with.
+    pub(crate) fn registrar(&self) -> &R {
+        &self.shared.registrar
     }
 
     /// Most bytes that may be kept registered.
@@ -237,23 +248,25 @@ impl<R: Registrar> Cache<R> {
         (span != want && span.len() <= self.limit() / SHARE).then_some(span)
     }
 
-    /// Makes a new registration, of `wide` if that works, else of `want`, and keeps it if possible.
+    /// Makes a new registration, of `wide` if that works, else of the pages `want`, and keeps it if possible. One that
+    /// cannot be kept is of the `exact` bytes.
     fn miss(
         &self,
-        monitor: &Monitor,
-        want: Span,
+        (exact, want): (Span, Span),
         wide: Option<Span>,
         access: Access,
     ) -> Result<Lease<R>, Refusal> {
+        let generous = access.union(self.shared.generous);
         if let Some(wide) = wide {
-            let register = || self.register_once(wide, access.union(self.shared.generous));
-            if let Some((Ok(entry), true)) = self.keep(monitor, wide, register) {
+            let register = || self.register_once(wide, generous);
+            if let Some((Ok(entry), true)) = self.keep(wide, register) {
                 count(&self.shared.counters.misses);
                 return Ok(self.lease(entry));
             }
         }
-        let Some((made, listed)) = self.keep(monitor, want, || self.register(want, access)) else {
-            return self.once(want, access);
+        let register = || self.register(want, access, generous);
+        let Some((made, listed)) = self.keep(want, register) else {
+            return self.once(exact, access);
         };
         let entry = made?;
         count(if listed { &self.shared.counters.misses } else { &self.shared.counters.uncached });
@@ -264,18 +277,17 @@ impl<R: Registrar> Cache<R> {
     /// watched.
     fn keep<E>(
         &self,
-        monitor: &Monitor,
         span: Span,
         register: impl FnOnce() -> Result<Arc<Entry<R::Handle>>, E>,
     ) -> Option<Made<R::Handle, E>> {
         let shared = &*self.shared;
         let pending = Pending::new(span);
         let now = clock::now_ns();
-        let watched = monitor.watch(span, || lock(&shared.index).announce(&pending, now));
+        let watched = shared.watch(span, || lock(&shared.index).announce(&pending, now));
         if watched != Ok(Watched::Yes) {
             lock(&shared.index).conclude(&pending);
             match watched {
-                Ok(Watched::InVain) => monitor.unwatch(span),
+                Ok(Watched::InVain) => shared.unwatch(span),
                 Ok(_) => (),
                 Err(error) => self.tell_of(error),
             }
@@ -289,7 +301,7 @@ impl<R: Registrar> Cache<R> {
         let work = listed && index.has_dead();
         drop(index);
         if !listed {
-            monitor.unwatch(span);
+            shared.unwatch(span);
         }
         if work {
             self.shared.bury(); // pinned memory stays within its limit
@@ -298,8 +310,8 @@ impl<R: Registrar> Cache<R> {
     }
 
     /// A registration for this request alone.
-    fn once(&self, want: Span, access: Access) -> Result<Lease<R>, Refusal> {
-        let entry = self.register(want, access)?;
+    fn once(&self, exact: Span, access: Access) -> Result<Lease<R>, Refusal> {
+        let entry = self.register(exact, access, access)?;
         count(&self.shared.counters.uncached);
         Ok(self.lease(entry))
     }
@@ -312,11 +324,16 @@ impl<R: Registrar> Cache<R> {
         Ok(Entry::leased(handle, account, span, allowed))
     }
 
-    /// A new registration. If there is no room, idle ones are removed first.
-    fn register(&self, span: Span, access: Access) -> Result<Arc<Entry<R::Handle>>, Refusal> {
+    /// A new registration that allows `access`, and `generous` access where the memory permits it. If there is no room,
+    /// idle ones are removed first.
+    fn register(
+        &self,
+        span: Span,
+        access: Access,
+        generous: Access,
+    ) -> Result<Arc<Entry<R::Handle>>, Refusal> {
         let shared = &*self.shared;
-        let mut allowed = access.union(shared.generous);
-        let mut attempts = 0;
+        let (mut allowed, mut attempts) = (generous, 0);
         loop {
             match self.register_once(span, allowed) {
                 Ok(entry) => return Ok(entry),
@@ -363,7 +380,7 @@ impl<R: Registrar> Drop for Lease<R> {
         let released = lock(&self.shared.index).release(self.entry.clone());
         match released {
             Released::Held => (),
-            Released::Dead if self.shared.closed.load(Ordering::Acquire) => {
+            Released::Dead if !self.shared.has_worker() => {
                 self.shared.bury();
             }
             Released::Dead => self.shared.work.notify_one(),
@@ -378,10 +395,10 @@ impl<R: Registrar> Drop for Cache<R> {
             std::mem::forget((self.watched.take(), self.shared.clone())); // the parent's
             return;
         }
-        let Some((subscriber, worker)) = self.watched.take() else { return };
         self.shared.closed.store(true, Ordering::Release);
         lock(&self.shared.index).clear();
         self.shared.bury();
+        let Some((subscriber, worker)) = self.watched.take() else { return };
         if let Some(monitor) = &self.shared.monitor {
             monitor.unsubscribe(&subscriber);
         }

@@ -109,39 +109,56 @@ impl Drop for Ending {
 
 static SHARED: Mutex<Weak<Monitor>> = Mutex::new(Weak::new());
 
+/// What the system lacks for a monitor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Lack {
+    what: &'static str,
+    error: Errno,
+}
+
+impl std::fmt::Display for Lack {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.what, self.error)
+    }
+}
+
+impl Lack {
+    /// Warns that nothing is kept because of it.
+    #[cold]
+    pub(crate) fn tell(&self) {
+        log::limited!(
+            cause: self.error.0,
+            "registrations with RDMA devices are not cached, and each long message makes its own, which is slower ({self}). {REMEDY}"
+        );
+    }
+}
+
 /// What makes userfaultfd work for a user, or ends the warning.
 const REMEDY: &str = "Allow userfaultfd: `sysctl -w vm.unprivileged_userfaultfd=1`, or in a container a seccomp profile that has it; FI_UDRV_CACHE=off says that this is wanted";
 
 impl Monitor {
-    /// The monitor of this process, which lives as long as it is referenced. `None`: the system lacks something that it
-    /// needs; each call logs what.
-    pub(crate) fn shared() -> Option<Arc<Self>> {
+    /// The monitor of this process, which lives as long as it is referenced. Error: what the system lacks.
+    pub(crate) fn shared() -> Result<Arc<Self>, Lack> {
         let usable = |monitor: &Arc<Self>| !monitor.inner.mark.is_child();
         let there = lock(&SHARED).upgrade();
         if let Some(monitor) = there {
             if usable(&monitor) {
-                return Some(monitor);
+                return Ok(monitor);
             }
         }
-        let new = Self::start(Mappings::open).map(Arc::new);
-        let new = new.inspect_err(|(what, error)| {
-            log::limited!(
-                cause: error.0,
-                "registrations with RDMA devices are not cached, and each long message makes its own, which is slower ({what}: {error}). {REMEDY}"
-            );
-        });
-        let new = new.ok()?;
+        let new =
+            Arc::new(Self::start(Mappings::open).map_err(|(what, error)| Lack { what, error })?);
         let mut slot = lock(&SHARED);
         match slot.upgrade().filter(usable) {
             Some(other) => {
                 drop(slot); // ends the new one outside of the lock
-                Some(other)
+                Ok(other)
             }
             None => {
                 let old = std::mem::replace(&mut *slot, Arc::downgrade(&new));
                 drop(slot);
                 drop(old);
-                Some(new)
+                Ok(new)
             }
         }
     }

@@ -32,9 +32,15 @@ pub(crate) trait Registrar: Send + Sync + 'static {
     /// A registration, which ends on drop.
     type Handle: Send + Sync + 'static;
 
-    /// Registers whole pages. Called without any lock. Errors: ENOMEM, EAGAIN (no room: the cache removes idle entries,
+    /// Registers `len` bytes at `addr`: whole pages, if the registration is to be kept. Called without any lock. Errors: ENOMEM, EAGAIN (no room: the cache removes idle entries,
     /// and tries again); any other means that this memory cannot be registered.
     fn register(&self, addr: usize, len: usize, access: Access) -> Result<Self::Handle, Errno>;
+
+    /// Whether a registration shows at any time what is mapped at its addresses then (on-demand paging): no change can
+    /// make it stale.
+    fn follows(&self) -> bool {
+        false
+    }
 }
 
 /// Limits of a cache. If either is zero, nothing is kept.

@@ -1,12 +1,12 @@
 //! The state that a cache shares with its leases, its monitor and the thread that deregisters.
 
 use super::index::Index;
-use super::monitor::{Change, Monitor, Subscriber, lock};
+use super::monitor::{Change, Monitor, Subscriber, Watched, lock};
 use super::registrar::{Access, Registrar};
 use super::span::Span;
 use super::statistics::Counters;
-use crate::sys::clock;
 use crate::sys::process::ForkMark;
+use crate::sys::{Errno, clock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -39,6 +39,31 @@ impl<R: Registrar> Shared<R> {
         self.bury() || gone > 0
     }
 
+    /// Calls `announce`, and has `span` watched if that returns true: see [`Monitor::watch`]. Without a monitor nothing
+    /// needs to be watched. Errors: those of [`Monitor::watch`].
+    pub(super) fn watch(
+        &self,
+        span: Span,
+        announce: impl FnOnce() -> bool,
+    ) -> Result<Watched, Errno> {
+        match &self.monitor {
+            Some(monitor) => monitor.watch(span, announce),
+            None if announce() => Ok(Watched::Yes),
+            None => Ok(Watched::No),
+        }
+    }
+
+    pub(super) fn unwatch(&self, span: Span) {
+        if let Some(monitor) = &self.monitor {
+            monitor.unwatch(span);
+        }
+    }
+
+    /// Whether a thread deregisters what is dead.
+    pub(super) fn has_worker(&self) -> bool {
+        self.monitor.is_some() && !self.closed.load(Ordering::Acquire)
+    }
+
     /// Deregisters all dead entries; the caller holds no lock. Returns whether there were any.
     pub(super) fn bury(&self) -> bool {
         let mut any = false;
@@ -47,8 +72,8 @@ impl<R: Registrar> Shared<R> {
             let Some(entry) = dead else { return any };
             let unwatch = entry.unwatch();
             drop(entry);
-            if let (Some(monitor), Some(span)) = (&self.monitor, unwatch) {
-                monitor.unwatch(span);
+            if let Some(span) = unwatch {
+                self.unwatch(span);
             }
             any = true;
         }

@@ -7,8 +7,9 @@ use crate::sys::errno::{Errno, Result};
 use crate::sys::net::PciAddress;
 use crate::sys::process;
 use rdma_core_sys::{
-    IBV_NODE_CA, IBV_NODE_RNIC, IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP, ibv_context, ibv_device,
-    ibv_device_attr, ibv_pd,
+    IBV_NODE_CA, IBV_NODE_RNIC, IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_WRITE,
+    IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP, ibv_context, ibv_device, ibv_device_attr,
+    ibv_device_attr_ex, ibv_pd, ibv_query_device_ex,
 };
 use std::ffi::CStr;
 use std::os::fd::RawFd;
@@ -217,6 +218,22 @@ impl Context {
         let (count, processor) =
             unsafe { ((*self.as_ptr()).num_comp_vectors, libc::sched_getcpu()) };
         if count > 0 && processor > 0 { processor % count } else { 0 }
+    }
+
+    /// Whether the device pages on demand what connections write and read: a registration shows at any time what is
+    /// mapped at its addresses then, and pins nothing.
+    pub(super) fn pages_on_demand(&self) -> bool {
+        const NEEDED: u32 = IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ;
+        // SAFETY: a live context; all zeroes is a valid ibv_device_attr_ex, which the call fills.
+        let caps = unsafe {
+            let mut attr: ibv_device_attr_ex = std::mem::zeroed();
+            match ibv_query_device_ex(self.as_ptr(), &mut attr) {
+                0 => attr.odp_caps,
+                _ => return false,
+            }
+        };
+        caps.general_caps & u64::from(IBV_ODP_SUPPORT) != 0
+            && caps.per_transport_caps.rc_odp_caps & NEEDED == NEEDED
     }
 
     /// This process opened it.

@@ -4,8 +4,8 @@ use super::device::Pd;
 use super::owned::Owned;
 use crate::sys::errno::{Errno, Result};
 use rdma_core_sys::{
-    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_REMOTE_READ,
-    IBV_ACCESS_REMOTE_WRITE, ibv_access_flags, ibv_mr,
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_RELAXED_ORDERING,
+    IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_access_flags, ibv_mr,
 };
 use std::io::Read;
 use std::ptr::with_exposed_provenance_mut;
@@ -30,6 +30,7 @@ pub(crate) enum Permission {
 pub(crate) struct Registrar {
     pd: Arc<Pd>,
     relaxed: bool,
+    on_demand: bool,
 }
 
 /// A registration; it ends when this is dropped, in the process that made it.
@@ -61,7 +62,7 @@ impl Permission {
 
 impl Registrar {
     pub(super) fn new(pd: &Arc<Pd>) -> Self {
-        Self { pd: pd.clone(), relaxed: false }
+        Self { pd: pd.clone(), relaxed: false, on_demand: false }
     }
 
     /// The same, for memory whose bytes may be placed in any order before the completion, if `relaxed`. Older libraries
@@ -70,7 +71,18 @@ impl Registrar {
         Self { relaxed, ..self }
     }
 
-    /// Registers `len` bytes at `addr`: the pages are pinned for the device. Registering alone moves no
+    /// The same, with registrations that the device pages on demand, if `on_demand`: it has to be able to
+    /// ([`RcPort::pages_on_demand`](super::RcPort::pages_on_demand)).
+    pub(crate) fn on_demand(self, on_demand: bool) -> Self {
+        Self { on_demand, ..self }
+    }
+
+    /// Whether its registrations show at any time what is mapped at their addresses then.
+    pub(crate) fn follows(&self) -> bool {
+        self.on_demand
+    }
+
+    /// Registers `len` bytes at `addr`: the pages are pinned for the device, unless it pages on demand. Registering alone moves no
     /// byte; code that gives the remote key out is responsible for the consequences. Errors: ENOMEM, also if
     /// RLIMIT_MEMLOCK is exhausted; EFAULT if there is no memory, or none with this permission; the
     /// driver's.
@@ -85,8 +97,9 @@ impl Registrar {
         }
         let (verbs, at) = (self.pd.context.verbs, with_exposed_provenance_mut(addr));
         // ibv_reg_mr takes no optional access: kernels before 5.7 refuse it, and only the newer function leaves it out then.
-        let newer = verbs.reg_mr_iova2.filter(|_| self.relaxed);
-        let access = permission.access(newer.is_some());
+        let newer = verbs.reg_mr_iova2.filter(|_| self.relaxed && !self.on_demand);
+        let paged = if self.on_demand { IBV_ACCESS_ON_DEMAND } else { 0 };
+        let access = permission.access(newer.is_some()) | paged;
         // SAFETY: a live domain, which the registration holds. The kernel checks the addresses.
         let mr = unsafe {
             let raw = match newer {

@@ -155,6 +155,11 @@ impl RcPort {
         self.queues.pd.context.verbs.reg_mr_iova2.is_some()
     }
 
+    /// Whether its device pages on demand what connections write and read.
+    pub(crate) fn pages_on_demand(&self) -> bool {
+        self.queues.pd.context.pages_on_demand()
+    }
+
     /// The descriptor that becomes readable at an event after `sleep`.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.channel.fd()

@@ -6,9 +6,11 @@ use crate::personality::{Device, Fork, Node, Srq};
 use rdma_core_sys::{
     _compat_ibv_port_attr, IBV_FORK_DISABLED, IBV_FORK_UNNEEDED, IBV_GID_TYPE_IB,
     IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND,
-    IBV_NODE_CA, IBV_NODE_UNSPECIFIED, IBV_PORT_ACTIVE, IBV_PORT_DOWN, IBV_TRANSPORT_IB,
-    IBV_TRANSPORT_UNSPECIFIED, ibv_context, ibv_device, ibv_device_attr, ibv_fork_status, ibv_gid,
-    ibv_gid_entry, ibv_port_attr, verbs_context,
+    IBV_NODE_CA, IBV_NODE_UNSPECIFIED, IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_IMPLICIT,
+    IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_WRITE, IBV_PORT_ACTIVE,
+    IBV_PORT_DOWN, IBV_TRANSPORT_IB, IBV_TRANSPORT_UNSPECIFIED, ibv_context, ibv_device,
+    ibv_device_attr, ibv_device_attr_ex, ibv_fork_status, ibv_gid, ibv_gid_entry, ibv_port_attr,
+    ibv_query_device_ex_input, verbs_context,
 };
 use std::ffi::{CString, c_char, c_int};
 use std::mem::offset_of;
@@ -89,6 +91,7 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut
     let mut verbs: verbs_context = unsafe { zeroed() };
     verbs.sz = size_of::<verbs_context>();
     verbs.query_port = Some(query_port);
+    verbs.query_device_ex = Some(query_device_ex);
     if extended {
         verbs.create_qp_ex = Some(super::extended::create_qp_ex);
         verbs.create_cq_ex = Some(super::extended::create_cq_ex);
@@ -171,6 +174,27 @@ pub(crate) unsafe extern "C" fn ibv_query_device(
         Ok(())
     });
     code(known)
+}
+
+unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    _input: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+    size: usize,
+) -> c_int {
+    // SAFETY: a C structure.
+    let mut all: ibv_device_attr_ex = unsafe { zeroed() };
+    // SAFETY: an open device, and a local.
+    let rc = unsafe { ibv_query_device(context, &mut all.orig_attr) };
+    if nic::with(|nic| nic.personality().driver.on_demand) == Some(true) {
+        all.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
+        all.odp_caps.per_transport_caps.rc_odp_caps =
+            IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ;
+    }
+    let size = size.min(size_of::<ibv_device_attr_ex>());
+    // SAFETY: the program says how long its structure is.
+    unsafe { std::ptr::copy_nonoverlapping((&raw const all).cast::<u8>(), attr.cast(), size) };
+    rc
 }
 
 /// A port's state; `None`: there is no such port.

@@ -8,6 +8,7 @@ use crate::personality::Srq;
 use crate::sys::Count;
 use crate::verify::violation;
 use crate::wire::Route;
+use rdma_core_sys::IBV_ACCESS_ON_DEMAND;
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
@@ -50,6 +51,9 @@ impl Nic {
         len: u64,
         access: u32,
     ) -> Result<u32, i32> {
+        if access & IBV_ACCESS_ON_DEMAND != 0 && !self.personality.driver.on_demand {
+            return Err(libc::EINVAL);
+        }
         self.regions.add(domain, (addr, len), access, self.weather.locked_bytes)
     }
 

@@ -4,8 +4,8 @@ use crate::counters::{Counter, count};
 use crate::sys;
 use crate::verify::{checksum, violation};
 use rdma_core_sys::{
-    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_REMOTE_READ,
-    IBV_ACCESS_REMOTE_WRITE, ibv_access_flags,
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_RELAXED_ORDERING,
+    IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_access_flags,
 };
 use std::collections::HashMap;
 
@@ -23,6 +23,22 @@ struct Region {
     addr: u64,
     len: u64,
     access: ibv_access_flags,
+    /// The range that peers have written.
+    written: Option<(u64, u64)>,
+}
+
+impl Region {
+    /// Bytes that are locked for it: none if they are paged on demand.
+    fn locked(&self) -> u64 {
+        if self.access & IBV_ACCESS_ON_DEMAND != 0 { 0 } else { self.len }
+    }
+
+    /// Whether peers could write beside what they have written, and nothing else.
+    fn is_too_wide(&self) -> bool {
+        let whole = (self.addr, self.addr + self.len);
+        let reads = self.access & IBV_ACCESS_REMOTE_READ != 0;
+        !reads && self.written.is_some_and(|written| written != whole)
+    }
 }
 
 /// What a device wants to do with memory.
@@ -71,7 +87,8 @@ impl Regions {
         if access & IBV_ACCESS_RELAXED_ORDERING != 0 && access & IBV_ACCESS_REMOTE_READ != 0 {
             violation("memory that peers read is registered with relaxed ordering");
         }
-        if limit > 0 && self.locked + len > limit {
+        let region = Region { domain, addr, len, access, written: None };
+        if limit > 0 && self.locked + region.locked() > limit {
             count(Counter::Refusals);
             return Err(libc::ENOMEM);
         }
@@ -82,16 +99,31 @@ impl Regions {
         }
         // As a device's: an index, and a byte that changes.
         self.last = self.last.wrapping_add(0x0101);
-        self.locked += len;
+        self.locked += region.locked();
         count(Counter::Registrations);
-        self.by_key.insert(self.last, Region { domain, addr, len, access });
+        self.by_key.insert(self.last, region);
         Ok(self.last)
     }
 
     pub(super) fn remove(&mut self, key: u32) {
         match self.by_key.remove(&key) {
-            Some(region) => self.locked -= region.len,
+            Some(region) => {
+                self.locked -= region.locked();
+                if region.is_too_wide() {
+                    count(Counter::Wide);
+                }
+            }
             None => violation(&format!("registration {key:#x} is ended twice")),
+        }
+    }
+
+    /// Peers write this.
+    pub(super) fn note_written(&mut self, segment: Segment) {
+        let Segment { addr, len, key } = segment;
+        let end = addr + u64::from(len);
+        if let Some(region) = self.by_key.get_mut(&key) {
+            let (first, last) = region.written.unwrap_or((addr, end));
+            region.written = Some((first.min(addr), last.max(end)));
         }
     }
 
@@ -216,6 +248,20 @@ mod tests {
     }
 
     #[test]
+    fn a_key_that_reaches_beside_what_was_written_is_too_wide() {
+        let (whole, part) = ((100, 200), (100, 199));
+        for (access, written, wide) in [
+            (IBV_ACCESS_REMOTE_WRITE, Some(whole), false),
+            (IBV_ACCESS_REMOTE_WRITE, Some(part), true),
+            (IBV_ACCESS_REMOTE_WRITE, None, false),
+            (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ, Some(part), false),
+        ] {
+            let region = Region { domain: 1, addr: 100, len: 100, access, written };
+            assert_eq!(region.is_too_wide(), wide, "{access:#x} {written:?}");
+        }
+    }
+
+    #[test]
     fn registrations_are_refused_as_the_kernel_does() {
         let memory = vec![1u8; 4096];
         let addr = memory.as_ptr().expose_provenance() as u64;
@@ -226,6 +272,7 @@ mod tests {
             regions.add(1, (8, 4096), 0, 0),
         ];
         assert_eq!(errors, [Err(libc::EINVAL), Err(libc::ENOMEM), Err(libc::EFAULT)]);
+        assert!(regions.add(1, (addr, 4096), IBV_ACCESS_ON_DEMAND, 4095).is_ok(), "not locked");
     }
 
     #[test]

@@ -177,9 +177,10 @@ impl Nic {
         }
     }
 
-    fn place_one(&self, pair: &Pair, piece: &Piece) {
+    fn place_one(&mut self, pair: &Pair, piece: &Piece) {
         if !piece.bytes.is_empty() {
             self.demand_remote(pair, piece.segment, Access::RemoteWrite, IBV_ACCESS_REMOTE_WRITE);
+            self.regions.note_written(piece.segment);
             place(piece.segment.addr, &piece.bytes);
         }
     }

@@ -88,6 +88,8 @@ pub struct Driver {
     pub max_sge: u32,
     /// RDMA Reads at a time, of each direction.
     pub reads: u8,
+    /// Registrations may be paged on demand (`IBV_ACCESS_ON_DEMAND`).
+    pub on_demand: bool,
 }
 
 /// Inline data, bytes.
@@ -181,6 +183,7 @@ const FULL: Driver = Driver {
     max_cqe: 4_194_303,
     max_sge: 30,
     reads: 16,
+    on_demand: false,
 };
 
 /// An active port of InfiniBand at 200 Gb/s.

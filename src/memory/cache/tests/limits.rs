@@ -1,12 +1,13 @@
 //! The limits of a cache, and what happens when there is no room.
 
 use super::device::Copying;
-use super::memory::{fill, map, unmap};
+use super::memory::{fill, map, map_over, unmap};
 use super::process::{Without, alone};
 use super::uring::Ring;
 use super::{PAGE, cache_of, monitor, own_monitor};
-use crate::memory::cache::{Access, BLOCK, Cache, Limits, Refusal, Registrar};
+use crate::memory::cache::{Access, BLOCK, Cache, Limits, Refusal, Registrar, Span};
 use crate::memory::declared::declare;
+use crate::sys::Errno;
 
 #[test]
 fn the_oldest_goes_first() {
@@ -45,6 +46,58 @@ fn the_oldest_goes_first() {
     // A registration larger than the limit is not kept at all.
     drop(get(0, 9));
     assert_eq!((cache.statistics().entries, cache.statistics().uncached), (2, 2));
+}
+
+/// A device that pages on demand, as far as the cache can see.
+struct Following(Copying);
+
+impl Registrar for Following {
+    type Handle = <Copying as Registrar>::Handle;
+
+    fn register(&self, addr: usize, len: usize, access: Access) -> Result<Self::Handle, Errno> {
+        self.0.register(addr, len, access)
+    }
+
+    fn follows(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn what_follows_every_change_is_kept_without_a_monitor() {
+    let device = Copying::new();
+    let limits = Limits { count: 2, bytes: 8 * PAGE };
+    let cache = Cache::new(Following(device.clone()), None, limits, Access::WRITE).unwrap();
+    let addr = map(16 * PAGE);
+    let get = |page: usize, pages: usize| {
+        cache.get(addr + page * PAGE, pages * PAGE, Access::READ).unwrap()
+    };
+    drop(get(0, 1));
+    map_over(addr, PAGE);
+    drop(get(0, 1));
+    assert_eq!((cache.statistics().hits, device.registrations()), (1, 1));
+    assert!(cache.watch_over(addr, PAGE).unwrap().is_sound());
+    // Limits hold, and what a wider one replaces is deregistered when its last lease ends.
+    let lease = get(2, 1);
+    drop(get(2, 2));
+    drop(lease);
+    drop(get(8, 1));
+    assert_eq!((cache.statistics().entries, device.registered_bytes()), (2, 3 * PAGE));
+    drop(cache);
+    assert_eq!(device.registered_bytes(), 0);
+}
+
+#[test]
+fn what_is_not_kept_is_registered_as_it_is_lent() {
+    let device = Copying::new();
+    let cache = cache_of(device.clone(), None);
+    let addr = map(PAGE) + 5;
+    let lease = cache.get(addr, 100, Access::READ).unwrap();
+    let Span { start, end } = lease.handle().span;
+    assert_eq!((start, end, lease.handle().access), (addr, addr + 100, Access::READ));
+    drop(lease);
+    assert!(cache.watch_over(addr, 100).is_none());
+    assert_eq!((device.registered_bytes(), cache.statistics().uncached), (0, 1));
 }
 
 #[test]

@@ -85,7 +85,9 @@ impl<R: Device> World<R> {
         }
         let receives = R::LIVE && random.chance(30);
         let access = if receives { Access::REMOTE_WRITE } else { Access::READ };
-        let lease = match self.cache.get(addr + 8, pages * PAGE - 16, access) {
+        // It does not end with a page.
+        let len = pages * PAGE - 16;
+        let lease = match self.cache.get(addr, len, access) {
             Ok(lease) => lease,
             Err(Refusal::NoRoom) => {
                 self.refused.fetch_add(1, SeqCst);
@@ -93,13 +95,13 @@ impl<R: Device> World<R> {
             }
             Err(error) => panic!("{error:?}"),
         };
-        for at in [addr, addr + pages * PAGE - 8, addr + random.below(pages) * PAGE] {
+        for at in [addr, addr + (pages - 1) * PAGE, addr + random.below(pages) * PAGE] {
             let there = self.device.word(lease.handle(), at);
             assert_eq!(word(at), buffer.stamp, "the test itself is wrong at {at:#x}");
             assert_eq!(there, buffer.stamp, "stale data: the device has other bytes at {at:#x}");
         }
         if random.chance(10) {
-            let all = self.device.shows(lease.handle(), addr, pages * PAGE);
+            let all = self.device.shows(lease.handle(), addr, len);
             assert!(all, "stale data: the device has other bytes behind {addr:#x}");
         }
         if receives {

@@ -28,6 +28,10 @@ impl cache::Registrar for Registrar {
         };
         self.register(addr, len, permission)
     }
+
+    fn follows(&self) -> bool {
+        self.follows()
+    }
 }
 
 /// Whether the application's memory may be registered. Logs where that would endanger an application that forks.
@@ -73,14 +77,28 @@ pub(super) fn memory(
     (offers, any_order): (bool, bool),
 ) -> Result<Memory, Errno> {
     let monitor = match settings.policy {
-        CachePolicy::Userfaultfd => Monitor::shared(),
+        CachePolicy::Userfaultfd => Some(Monitor::shared()),
         CachePolicy::Off => None,
+    };
+    let on_demand = match &monitor {
+        Some(Err(lack)) if port.pages_on_demand() => {
+            log::info(format_args!(
+                "the RDMA device pages memory on demand, and its registrations are kept: the system reports no changes ({lack})"
+            ));
+            true
+        }
+        Some(Err(lack)) => {
+            lack.tell();
+            false
+        }
+        _ => false,
     };
     let limits = limits(settings, process::machine(), process::locked_memory_limit());
     // One registration serves sends and receives from the same buffer.
     let generous = Access::WRITE.union(Access::REMOTE_WRITE);
     let generous = if offers { generous.union(Access::REMOTE_READ) } else { generous };
-    Cache::new(port.registrar().in_any_order(any_order), monitor, limits, generous)
+    let registrar = port.registrar().in_any_order(any_order).on_demand(on_demand);
+    Cache::new(registrar, monitor.and_then(Result::ok), limits, generous)
 }
 
 /// How much is kept. A node is shared by as many processes as it has processors, and they need half of its memory for
