@@ -10,6 +10,8 @@ pub const PERSONALITY: &str = "FAKE_VERBS_PERSONALITY";
 pub const WEATHER: &str = "FAKE_VERBS_WEATHER";
 /// The seed of the weather; a number.
 pub const SEED: &str = "FAKE_VERBS_SEED";
+/// The marks that all packets must have, service level and traffic class, such as `3/184`; without it any do.
+pub const MARKS: &str = "FAKE_VERBS_MARKS";
 /// The number of the host that the process is on, from 0 on: hosts have ports with addresses of their own.
 pub const HOST: &str = "FAKE_VERBS_HOST";
 

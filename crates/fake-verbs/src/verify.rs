@@ -10,9 +10,14 @@
 //! 5. to overrun a completion queue, or a queue pair's own queues by more than the driver refuses;
 //! 6. to use another process's memory under a key that does not allow it;
 //! 7. to relax the order on the bus for memory that peers read: a read would not show that earlier writes are there.
+//! 8. to mark packets otherwise than the run demands ([`crate::settings::MARKS`]).
+//!
+//! Counted, but no violation, is a registration that peers could have written beside what they wrote (`wide-keys`): a
+//! cache trades that for fewer registrations.
 
 #[cfg(not(test))]
 use std::io::Write;
+use std::sync::OnceLock;
 
 /// The line that every violation begins with.
 pub const PREFIX: &str = "fake-verbs: VIOLATION:";
@@ -39,6 +44,32 @@ fn abort(what: &str) -> ! {
     std::process::abort()
 }
 
+/// Demands the marks that the run asks for. `global`: traffic class and flow label, if there is a global route; the two
+/// lowest bits of the class are for congestion.
+pub(crate) fn demand_marks(level: u8, global: Option<(u8, u32)>) {
+    static WANTED: OnceLock<Option<(u8, u8)>> = OnceLock::new();
+    let wanted = WANTED.get_or_init(|| {
+        let text = std::env::var(crate::settings::MARKS).ok()?;
+        let (level, class) = text.split_once('/')?;
+        Some((level.parse().ok()?, class.parse().ok()?))
+    });
+    let Some(wanted) = wanted else { return };
+    if let Some(why) = other_marks(*wanted, level, global) {
+        violation(&format!("packets are marked otherwise than demanded: {why}"));
+    }
+}
+
+fn other_marks(wanted: (u8, u8), level: u8, global: Option<(u8, u32)>) -> Option<String> {
+    if level != wanted.0 {
+        return Some(format!("service level {level}"));
+    }
+    match global {
+        Some((class, _)) if (class ^ wanted.1) & !3 != 0 => Some(format!("traffic class {class}")),
+        Some((_, 0)) => Some("no flow label".to_owned()),
+        _ => None,
+    }
+}
+
 /// A fast checksum: any changed bit changes it.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     const PRIME: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -57,6 +88,15 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn marks_are_those_that_are_demanded() {
+        assert_eq!(other_marks((3, 184), 3, Some((186, 1))), None);
+        assert_eq!(other_marks((3, 184), 3, None), None);
+        for (level, global) in [(0, None), (3, Some((106, 1))), (3, Some((186, 0)))] {
+            assert!(other_marks((3, 184), level, global).is_some(), "{level} {global:?}");
+        }
+    }
 
     #[test]
     fn any_bit_changes_the_checksum() {

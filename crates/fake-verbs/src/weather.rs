@@ -26,9 +26,10 @@ pub struct Weather {
     pub handle_delays: u32,
     /// Most bytes that all processes of a run may register each, like RLIMIT_MEMLOCK; 0: any.
     pub locked_bytes: u64,
-    /// A port goes down and up again after so many datagrams; 0: never.
+    /// A port goes down and up again after so many datagrams (of a device without them, an eighth as many packets); 0:
+    /// never.
     pub flap_after: u32,
-    /// The device is removed after so many datagrams; 0: never.
+    /// The device is removed after so many of the same; 0: never.
     pub removal_after: u32,
 }
 

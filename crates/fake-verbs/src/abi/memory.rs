@@ -68,6 +68,8 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
 /// The route that an address leads to.
 pub(super) fn route_of(attr: &ibv_ah_attr) -> Route {
     let global = attr.is_global != 0;
+    let grh = &attr.grh;
+    crate::verify::demand_marks(attr.sl, global.then_some((grh.traffic_class, grh.flow_label)));
     // SAFETY: both members of the union are plain bytes.
     let gid = unsafe { attr.grh.dgid.raw };
     Route {

@@ -15,6 +15,8 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
+/// A packet of a connection counts as so many datagrams where the device has none: there are fewer.
+pub(super) const PACKET: u32 = 8;
 /// How long a port is down.
 const DOWN: Duration = Duration::from_millis(300);
 
@@ -43,8 +45,8 @@ pub(crate) struct Event {
 /// The state of ports and devices that the weather changes.
 #[derive(Debug, Default)]
 pub(super) struct Climate {
-    /// Datagrams that have arrived.
-    pub(super) datagrams: u32,
+    /// Datagrams that have arrived, or packets ([`PACKET`]).
+    pub(super) arrived: u32,
     flapped: bool,
     down_until: Option<Instant>,
     removed: bool,
@@ -111,7 +113,7 @@ impl Nic {
     /// Takes ports down and up, and devices away.
     pub(super) fn change_climate(&mut self) {
         let due = |after: u32, so_far: u32| after > 0 && so_far >= after;
-        let so_far = self.climate.datagrams;
+        let so_far = self.climate.arrived;
         if due(self.weather.flap_after, so_far) && !self.climate.flapped {
             self.climate.flapped = true;
             self.climate.down_until = Some(Instant::now() + DOWN);

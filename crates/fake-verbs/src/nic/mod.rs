@@ -190,9 +190,14 @@ impl Nic {
 
     /// Loses, repeats, delays or delivers it.
     fn weather_of(&mut self, frame: Frame) {
-        if matches!(frame.body, Body::Datagram { .. }) {
+        let is_datagram = matches!(frame.body, Body::Datagram { .. });
+        self.climate.arrived += match (is_datagram, self.personality.driver.ud) {
+            (true, _) => 1,
+            (false, false) => devices::PACKET,
+            (false, true) => 0,
+        };
+        if is_datagram {
             count(Counter::Received);
-            self.climate.datagrams += 1;
             if self.random.happens(self.weather.loss) {
                 return count(Counter::Lost);
             }
