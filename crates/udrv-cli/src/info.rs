@@ -62,6 +62,13 @@ fn print(said: &Value) {
     if let Some(why) = said["offers"]["error"].as_str() {
         println!("  udrv offers nothing here: {why}");
     }
+    println!("\nDEVICES (RDMA)");
+    for line in rows(&said["devices"]) {
+        println!("  {}", text(line));
+    }
+    if rows(&said["devices"]).next().is_none() {
+        println!("  none");
+    }
     println!("\nPROTOCOLS of messages to another process of this node");
     for line in rows(&said["thresholds"]) {
         println!("  {}", sentence(text(line)));

@@ -109,15 +109,51 @@ pub(crate) fn probe(arguments: &[&str], folder: Option<&Path>) -> Result<Value, 
         Some(folder) => command.envs(run::variables(folder.to_owned())),
         None => command.env_remove("FI_PROVIDER_PATH").env_remove("FI_PROVIDER"),
     };
+    // The verdicts on devices are lines of this level.
+    let quiet = std::env::var("FI_UDRV_LOG").map_or(true, |level| level == "warn");
+    if quiet {
+        command.env("FI_UDRV_LOG", "info");
+    }
     let output = bounded::output(&mut command, LIMIT)?;
     let said = String::from_utf8_lossy(&output.stderr);
+    let shown = said.lines().filter(|line| !(quiet && line.contains("udrv info: ")));
     if !output.status.success() {
-        let mut lines: Vec<&str> = said.trim_end().lines().collect();
+        let mut lines: Vec<&str> = shown.collect();
         let last = lines.pop().unwrap_or("it crashed").to_owned();
         lines.iter().for_each(|line| eprintln!("{line}"));
         return Err(last.trim_start_matches("udrv: ").to_owned());
     }
     // Warnings of the provider are for the user.
-    eprint!("{said}");
-    serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())
+    shown.for_each(|line| eprintln!("{line}"));
+    let mut found: Value =
+        serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
+    found["devices"] = json!(devices(&said));
+    Ok(found)
+}
+
+/// What the provider's log says of each RDMA device, once each.
+fn devices(log: &str) -> Vec<&str> {
+    const SUBJECTS: [&str; 3] = ["RDMA through ", "RDMA device ", "no RDMA at "];
+    let mut found = Vec::new();
+    for line in log.lines() {
+        let at = SUBJECTS.iter().find_map(|subject| line.find(subject));
+        let verdict = at.and_then(|at| line.get(at..));
+        found.extend(verdict.filter(|verdict| !found.contains(verdict)));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_verdict_on_each_device_is_found_once() {
+        let log = "[a:1] udrv info: RDMA through mlx5_0:1, RoCE v2: it is routable\n\
+            libfabric:1:9::udrv:core:log():1<info> RDMA device mlx5_1:1 is not active\n\
+            [a:1] udrv info: RDMA device mlx5_1:1 is not active\n[a:1] udrv info: other\n";
+        let wanted = [
+            "RDMA through mlx5_0:1, RoCE v2: it is routable",
+            "RDMA device mlx5_1:1 is not active",
+        ];
+        assert_eq!(super::devices(log), wanted);
+    }
 }

@@ -1,18 +1,26 @@
 //! InfiniBand and RoCE devices.
 
+#![allow(clippy::indexing_slicing)] // of JSON values: what is missing is null
+
 use super::Verdict::{Good, Note, Warn};
 use super::{Finding, read};
+use crate::find;
+use crate::probe::probe;
 use std::path::{Path, PathBuf};
 
-const FOLDER: &str = "/sys/class/infiniband";
+/// Where the kernel lists the devices; libibverbs and the provider obey the variable too.
+fn folder() -> PathBuf {
+    let root = std::env::var_os("SYSFS_PATH").unwrap_or_else(|| "/sys".into());
+    Path::new(&root).join("class/infiniband")
+}
 
 /// This machine has RDMA devices.
 pub(super) fn are_there() -> bool {
-    !entries(Path::new(FOLDER)).is_empty()
+    !entries(&folder()).is_empty()
 }
 
 pub(super) fn check() -> Vec<Finding> {
-    let devices = entries(Path::new(FOLDER));
+    let devices = entries(&folder());
     if devices.is_empty() {
         return vec![Finding::new(
             "devices",
@@ -25,7 +33,11 @@ pub(super) fn check() -> Vec<Finding> {
         .flat_map(|device| entries(&device.join("ports")))
         .map(|port| check_port(&port))
         .collect();
-    if libloading_finds("libibverbs.so.1") {
+    let verdicts = verdicts();
+    if verdicts.iter().any(|finding| finding.verdict == Good) {
+        findings.extend(verdicts);
+    } else if libloading_finds("libibverbs.so.1") {
+        findings.extend(verdicts);
         findings.push(uverbs());
     } else {
         findings.push(
@@ -34,6 +46,19 @@ pub(super) fn check() -> Vec<Finding> {
         );
     }
     findings
+}
+
+/// What the provider makes of each device, and why.
+fn verdicts() -> Vec<Finding> {
+    let folder = find::provider_folder();
+    let said = folder.map(|folder| probe(&["--offers", "udrv"], Some(&folder)));
+    let Some(Ok(said)) = said else { return Vec::new() };
+    let lines = said["devices"].as_array().into_iter().flatten().filter_map(|line| line.as_str());
+    lines.map(|line| Finding::new("devices", verdict(line), line)).collect()
+}
+
+fn verdict(line: &str) -> super::Verdict {
+    if line.starts_with("RDMA through ") { Good } else { Note }
 }
 
 fn entries(of: &Path) -> Vec<PathBuf> {
