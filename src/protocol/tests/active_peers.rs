@@ -210,6 +210,7 @@ impl Peer {
             key: JobKey::from_bytes(KEY),
             key_source: Source::AuthKey,
             datagram_max: 1472,
+            direct_max: 0,
             peer_timeout_ns: 20_000_000_000,
             buffer_bytes: 1 << 20,
             receive_window: 64,

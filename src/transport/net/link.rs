@@ -21,6 +21,12 @@ pub(crate) trait Link {
     /// Longest datagram payload, bytes, that the interface carries unfragmented.
     fn datagram_max(&self) -> usize;
 
+    /// Longest packet, bytes, that goes to `to` now over a path that needs no probe: a UD queue pair. 0: there is none.
+    fn direct(&mut self, to: &Address) -> usize {
+        let _ = to;
+        0
+    }
+
     /// Sends `packets` to one peer. None is empty, all but the last have the same length, and the last is not longer.
     /// Returns how many were taken, in order; fewer than all: there is no room now. A packet refused for any other
     /// reason counts as taken: it is lost. Packets with [`packet::HEADER_ONLY`] are taken only by a sound path.

@@ -107,7 +107,7 @@ impl NetSettings {
     fn of_machine(
         &self,
         me: Address,
-        datagram_max: usize,
+        (datagram_max, direct_max): (usize, usize),
         window: usize,
         features: u32,
     ) -> Settings {
@@ -121,6 +121,7 @@ impl NetSettings {
             key: self.key,
             key_source: self.key_source,
             datagram_max,
+            direct_max,
             peer_timeout_ns: self.peer_timeout_s.saturating_mul(1_000_000_000),
             buffer_bytes: self.buffer_bytes,
             receive_window: u32::try_from(window).unwrap_or(u32::MAX),
@@ -488,9 +489,11 @@ impl Net {
             | reliable::packet::COLLECTIVES
             | if listens { reliable::packet::STREAMS } else { 0 }
             | if bulk.is_some() { reliable::packet::WINDOWS } else { 0 };
-        let of_machine = settings.of_machine(me, datagram_max, window, features);
+        let lengths = (datagram_max, link.direct_max());
+        let of_machine = settings.of_machine(me, lengths, window, features);
+        let packet_max = of_machine.packet_max();
         let mut machine = Reliable::new(of_machine, clock::now_ns());
-        if let Some(pool) = link.pool(datagram_max) {
+        if let Some(pool) = link.pool(packet_max) {
             machine.lend(pool);
         }
         let links = link.watched()?;
@@ -1242,6 +1245,11 @@ fn beside_turn(
     let mut n = 0;
     if let Some(streams) = streams {
         n += streams_turn(streams, &mut core.machine, now, above);
+    }
+    while let Some((address, rail)) = core.link.take_found() {
+        if let (Some(bulk), Some(inner)) = (&mut *bulk, core.peers.find(&address)) {
+            bulk.on_rail(inner, rail, &mut |rail| core.link.bulk_at(rail));
+        }
     }
     let Some(bulk) = bulk else { return n };
     if core.link.moves() != *moves {

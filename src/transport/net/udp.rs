@@ -157,6 +157,18 @@ impl UdpLink {
     }
 }
 
+impl UdpLink {
+    /// Datagrams that are longer than this link's are fragmented: they were made for another path.
+    #[cold]
+    pub(crate) fn fragment(&mut self) {
+        self.whole_max = self.whole_max.min(self.datagram_max);
+        if !std::mem::replace(&mut self.fragments, true) {
+            // Otherwise such datagrams are lost, and the connection finds out.
+            let _ = self.port.allow_fragments();
+        }
+    }
+}
+
 impl Link for UdpLink {
     fn datagram_max(&self) -> usize {
         self.datagram_max

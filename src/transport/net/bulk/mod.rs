@@ -144,6 +144,17 @@ pub(crate) trait Bulk: fmt::Debug + Send {
     /// Whether `lane` would answer `Ready`. Does not start anything.
     fn is_ready(&self, peer: PeerId) -> bool;
 
+    /// `peer` is reached at port number `rail` of the endpoint, from 0 on: new connections with it are made there. `open`
+    /// gives the bulk path of a port that has none yet.
+    fn on_rail(
+        &mut self,
+        peer: PeerId,
+        rail: usize,
+        open: &mut dyn FnMut(usize) -> Option<Box<dyn Bulk>>,
+    ) {
+        let _ = (peer, rail, open); // a path with one port has no other
+    }
+
     /// Ends the connection to `peer` with its remote buffers, and tells the peer; the layer above is not told.
     fn leave(&mut self, peer: PeerId);
 

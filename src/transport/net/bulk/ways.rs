@@ -6,6 +6,7 @@ use super::{Bulk, BulkCounts, BulkSink, STALE, What};
 use crate::memory::SegmentList;
 use crate::sys::Errno;
 use crate::sys::event::Epoll;
+use crate::sys::numbers::NumberMap;
 use crate::transport::net::agreement::message::{Control, Message, Way};
 use crate::transport::{
     Access, PeerId, Prepared, Purpose, Registered, Remote, RemoteKey, SendError,
@@ -24,6 +25,10 @@ type Path = Option<Box<dyn Bulk>>;
 pub(crate) struct Ways {
     rv: Path,
     rc: Path,
+    /// RC queue pairs at further ports of the endpoint, and the number of the port at which a peer is reached, if it is not
+    /// the first.
+    rails: Vec<Box<dyn Bulk>>,
+    at: NumberMap<PeerId, usize>,
     epoll: Epoll,
     /// Messages about kinds of paths that do not exist here, and messages that could not be sent before.
     controls: VecDeque<(PeerId, Control)>,
@@ -67,24 +72,32 @@ impl Ways {
         for way in [&rv, &rc].into_iter().flatten() {
             epoll.add(way.fd(), 0)?;
         }
-        Ok(Some(Box::new(Self { rv, rc, epoll, controls: VecDeque::new() })))
+        let (rails, at, controls) = (Vec::new(), NumberMap::default(), VecDeque::new());
+        Ok(Some(Box::new(Self { rv, rc, rails, at, epoll, controls })))
     }
 
     fn all(&self) -> impl Iterator<Item = &Box<dyn Bulk>> {
-        self.rv.iter().chain(&self.rc)
+        self.rv.iter().chain(&self.rc).chain(&self.rails)
     }
 
     fn all_mut(&mut self) -> impl Iterator<Item = &mut Box<dyn Bulk>> {
-        self.rv.iter_mut().chain(&mut self.rc)
+        self.rv.iter_mut().chain(&mut self.rc).chain(&mut self.rails)
     }
 
-    /// The path whose key this is.
-    fn of_key(&mut self, key: &RemoteKey) -> Option<&mut Box<dyn Bulk>> {
-        let path = match Way::of_connection(Key::decode(key)?.connection) {
-            Way::Rc => &mut self.rc,
-            Way::Rv | Way::Stream => &mut self.rv,
-        };
-        path.as_mut()
+    /// RC queue pairs at the port where `peer` is reached.
+    fn rc_of(&mut self, peer: PeerId) -> Option<&mut Box<dyn Bulk>> {
+        match self.at.get(&peer) {
+            Some(rail) => self.rails.get_mut(rail - 1),
+            None => self.rc.as_mut(),
+        }
+    }
+
+    /// The path to `peer` whose key this is.
+    fn of_key(&mut self, peer: PeerId, key: &RemoteKey) -> Option<&mut Box<dyn Bulk>> {
+        match Way::of_connection(Key::decode(key)?.connection) {
+            Way::Rc => self.rc_of(peer),
+            Way::Rv | Way::Stream => self.rv.as_mut(),
+        }
     }
 }
 
@@ -96,7 +109,7 @@ impl Bulk for Ways {
 
     fn lane(&mut self, peer: PeerId, now: u64) -> Prepared {
         let by_rv = self.rv.as_mut().map_or(Prepared::No, |rv| rv.lane(peer, now));
-        match (by_rv, &mut self.rc) {
+        match (by_rv, self.rc_of(peer)) {
             (Prepared::No, Some(rc)) => rc.lane(peer, now),
             // RC serves until the rv module's connection is ready.
             (Prepared::Later, Some(rc)) if rc.is_ready(peer) => Prepared::Ready,
@@ -117,13 +130,13 @@ impl Bulk for Ways {
         let by = match purpose {
             Purpose::Receive { .. } => self.all_mut().find(|way| way.is_ready(peer)),
             _ if self.rv.as_mut().is_some_and(|rv| rv.lane(peer, now) != Prepared::No) => None,
-            _ => self.rc.as_mut(),
+            _ => self.rc_of(peer),
         };
         by.map_or(Registered::No, |way| way.register(peer, memory, purpose, near, now))
     }
 
     fn invalidate(&mut self, peer: PeerId, key: &RemoteKey) {
-        if let Some(way) = self.of_key(key) {
+        if let Some(way) = self.of_key(peer, key) {
             way.invalidate(peer, key);
         }
     }
@@ -140,21 +153,21 @@ impl Bulk for Ways {
         what: What,
         now: u64,
     ) -> Result<Access, SendError> {
-        self.of_key(&at.key).ok_or(STALE)?.access(peer, local, at, what, now)
+        self.of_key(peer, &at.key).ok_or(STALE)?.access(peer, local, at, what, now)
     }
 
     fn flush(&mut self) {
-        if let Some(rc) = &mut self.rc {
-            rc.flush();
-        }
+        self.rc.iter_mut().chain(&mut self.rails).for_each(|rc| rc.flush());
     }
 
     fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink) {
-        let Self { rv, rc, controls, .. } = self;
-        let (way, other) = match Way::byte_of(message) {
-            Some(byte) if byte == Way::Rv as u8 => (rv, rc),
-            Some(byte) if byte == Way::Rc as u8 => (rc, rv),
-            _ => (&mut None, rc),
+        let Self { rv, rc, rails, at, controls, .. } = self;
+        let by_rail = at.get(&peer).copied();
+        let (way, other) = match (Way::byte_of(message), by_rail) {
+            (Some(byte), _) if byte == Way::Rv as u8 => (rv.as_mut(), rc),
+            (Some(byte), Some(rail)) if byte == Way::Rc as u8 => (rails.get_mut(rail - 1), rv),
+            (Some(byte), None) if byte == Way::Rc as u8 => (rc.as_mut(), rv),
+            _ => (None, rc),
         };
         if let Some(way) = way {
             return way.on_control(peer, message, now, &mut Guard { other, sink });
@@ -167,6 +180,25 @@ impl Bulk for Ways {
 
     fn is_ready(&self, peer: PeerId) -> bool {
         self.all().any(|way| way.is_ready(peer))
+    }
+
+    fn on_rail(
+        &mut self,
+        peer: PeerId,
+        rail: usize,
+        open: &mut dyn FnMut(usize) -> Option<Box<dyn Bulk>>,
+    ) {
+        while self.rails.len() < rail {
+            let Some(new) = open(self.rails.len() + 1) else { break };
+            if self.epoll.add(new.fd(), 0).is_err() {
+                break;
+            }
+            self.rails.push(new);
+        }
+        match rail {
+            0 => self.at.remove(&peer),
+            rail => self.at.insert(peer, rail),
+        };
     }
 
     fn leave(&mut self, peer: PeerId) {
@@ -188,12 +220,12 @@ impl Bulk for Ways {
     }
 
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize {
-        let Self { rv, rc, .. } = self;
+        let Self { rv, rc, rails, .. } = self;
         let mut n = 0;
         if let Some(rv) = rv {
             n += rv.poll(now, &mut Guard { other: rc, sink });
         }
-        if let Some(rc) = rc {
+        for rc in rc.iter_mut().chain(rails) {
             n += rc.poll(now, &mut Guard { other: rv, sink });
         }
         n
@@ -210,14 +242,15 @@ impl Bulk for Ways {
     }
 
     fn settle(&mut self, now: u64, sink: &mut dyn BulkSink) {
-        let Self { rv, rc, .. } = self;
-        if let Some(rc) = rc {
+        let Self { rv, rc, rails, .. } = self;
+        for rc in rc.iter_mut().chain(rails) {
             rc.settle(now, &mut Guard { other: rv, sink });
         }
     }
 
     fn forget(&mut self, peer: PeerId) {
         self.all_mut().for_each(|way| way.forget(peer));
+        self.at.remove(&peer);
         self.controls.retain(|(to, _)| *to != peer);
     }
 

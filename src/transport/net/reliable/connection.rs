@@ -101,7 +101,8 @@ impl Connection {
         let settings = &shared.settings;
         self.handshake.adopt(hello, settings.life, &settings.key);
         let theirs = usize::from(hello.datagram_max).max(DATAGRAM_LEAST);
-        self.path.both_take(settings.datagram_max.min(theirs) as u16);
+        let both = |ours: usize| ours.min(theirs) as u16;
+        self.path.both_take(both(settings.datagram_max), both(settings.direct_max));
         self.sender.grant(hello.credit);
     }
 
@@ -117,7 +118,7 @@ impl Connection {
             established,
             version: VERSION,
             version_min: VERSION_MIN,
-            datagram_max: settings.datagram_max.min(usize::from(u16::MAX)) as u16,
+            datagram_max: settings.packet_max().min(usize::from(u16::MAX)) as u16,
             features: settings.features,
             connection: self.id,
             answered,

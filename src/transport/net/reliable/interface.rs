@@ -17,6 +17,9 @@ pub(crate) struct Settings {
     pub(crate) key_source: Source,
     /// Largest datagram that the link carries, bytes.
     pub(crate) datagram_max: usize,
+    /// Longest packet over a path of the link that is not probed ([`Link::direct`](super::super::link::Link::direct)),
+    /// bytes; 0: there is none.
+    pub(crate) direct_max: usize,
     /// Liveness timeout, nanoseconds: a peer that is silent for this long while it owes something counts as dead.
     pub(crate) peer_timeout_ns: u64,
     /// Most bytes of packets kept for retransmission, or until the packets before them arrive.
@@ -29,6 +32,13 @@ pub(crate) struct Settings {
     pub(crate) first_psn: u32,
     /// Seed of nonces and jitter.
     pub(crate) seed: [u8; 16],
+}
+
+impl Settings {
+    /// Largest packet that any path takes, bytes.
+    pub(crate) fn packet_max(&self) -> usize {
+        self.datagram_max.max(self.direct_max)
+    }
 }
 
 /// Counts of events since the endpoint was opened.

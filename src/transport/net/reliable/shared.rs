@@ -46,7 +46,7 @@ impl Shared {
         Self {
             hash: BlockHash::new(&settings.key),
             cookies: JobKey::from_secret(COOKIE_SECRET, &settings.seed),
-            buffers: Buffers::new(settings.datagram_max, settings.buffer_bytes),
+            buffers: Buffers::new(settings.packet_max(), settings.buffer_bytes),
             settings,
             counts: Counts::default(),
             draws: 0,

@@ -97,6 +97,7 @@ fn settings(port: u16, key: u8, life: u64) -> Settings {
         key: JobKey::from_bytes([key; 16]),
         key_source: Source::AuthKey,
         datagram_max: 1472,
+        direct_max: 0,
         peer_timeout_ns: 10_000 * MS,
         buffer_bytes: 1 << 20,
         receive_window: 64,

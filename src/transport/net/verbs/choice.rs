@@ -268,15 +268,13 @@ mod tests {
         Spread { local_rank: Some(rank), nth: 0, port: 1 }
     }
 
+    fn wish(ip: &str) -> Wish<'static> {
+        Wish { nics: &[], pkey: None, ip: ip.parse().unwrap(), own: &[], spread: spread(0) }
+    }
+
     fn order(candidates: &[Candidate], nics: &str, ip: &str, rank: u32) -> Vec<String> {
         let nics = if nics.is_empty() { Vec::new() } else { NicName::list(nics).unwrap() };
-        let wish = Wish {
-            nics: &nics,
-            pkey: None,
-            ip: ip.parse().unwrap(),
-            own: &[],
-            spread: spread(rank),
-        };
+        let wish = Wish { nics: &nics, spread: spread(rank), ..wish(ip) };
         choose(candidates, &wish).0.into_iter().map(|choice| choice.device).collect()
     }
 
@@ -318,14 +316,7 @@ mod tests {
         ];
         assert_eq!(order(&all, "", "10.0.0.1", 0), ["own", "ib", "far"]);
         assert_eq!(order(&all, "", "10.9.0.1", 0), ["ib", "far", "own"]);
-        let wish = Wish {
-            nics: &[],
-            pkey: None,
-            ip: "10.0.0.1".parse().unwrap(),
-            own: &[],
-            spread: spread(0),
-        };
-        let best = choose(&all, &wish).0.remove(0);
+        let best = choose(&all, &wish("10.0.0.1")).0.remove(0);
         assert_eq!(best.gid.index, 3, "the routable RoCE v2 one");
         assert_eq!(best.reason, "it has the endpoint's address, NUMA distance 30");
         assert_eq!(best.to_string(), "own:1, RoCE v2, GID 3 ::ffff:10.0.0.1");
@@ -342,13 +333,7 @@ mod tests {
         assert_eq!(order(&all, "", "10.0.0.1", 0), ["b", "d", "a", "c"]);
         assert_eq!(order(&all, "", "10.0.0.1", 1), ["d", "b", "a", "c"]);
         assert_eq!(order(&all, "", "10.0.0.1", 3), ["b", "d", "a", "c"]);
-        let wish = Wish {
-            nics: &[],
-            pkey: None,
-            ip: "10.0.0.1".parse().unwrap(),
-            own: &[],
-            spread: spread(1),
-        };
+        let wish = Wish { spread: spread(1), ..wish("10.0.0.1") };
         let reason = &choose(&all, &wish).0[0].reason;
         assert_eq!(
             reason,
@@ -369,13 +354,7 @@ mod tests {
         all[0].port.number = 2;
         assert_eq!(order(&all, "a:2", "10.0.0.1", 0), ["a"]);
         let nics = NicName::list("a:1,b").unwrap();
-        let wish = Wish {
-            nics: &nics,
-            pkey: None,
-            ip: "10.0.0.1".parse().unwrap(),
-            own: &[],
-            spread: spread(0),
-        };
+        let wish = Wish { nics: &nics, ..wish("10.0.0.1") };
         let refused = choose(&all, &wish).1;
         assert_eq!(
             refused,
@@ -395,14 +374,7 @@ mod tests {
         let mut old = roce("old", "10.0.0.1", None);
         old.gids.retain(|gid| gid.kind == GidKind::RoceV1);
         all.extend([local, old]);
-        let wish = Wish {
-            nics: &[],
-            pkey: None,
-            ip: "10.0.0.1".parse().unwrap(),
-            own: &[],
-            spread: spread(0),
-        };
-        let (fit, refused) = choose(&all, &wish);
+        let (fit, refused) = choose(&all, &wish("10.0.0.1"));
         assert_eq!(fit.len(), 1);
         assert_eq!(
             refused,
@@ -428,9 +400,7 @@ mod tests {
         pods.gids.remove(3);
         let own = ["10.9.0.1".parse().unwrap(), "10.8.0.1".parse().unwrap()];
         let of = |own: &[IpAddr], ip: &str| {
-            let wish =
-                Wish { nics: &[], pkey: None, ip: ip.parse().unwrap(), own, spread: spread(0) };
-            let (fit, refused) = choose(&[pods.clone()], &wish);
+            let (fit, refused) = choose(&[pods.clone()], &Wish { own, ..wish(ip) });
             (fit.iter().map(|choice| choice.gid.index).collect::<Vec<_>>(), refused)
         };
         assert_eq!(of(&own, "10.9.0.1"), (vec![5, 4], vec![]));
@@ -444,9 +414,7 @@ mod tests {
         let mut both = roce("both", "10.7.0.1", None);
         both.gids.push(gid(4, "fd00::7", GidKind::RoceV2));
         for (ip, index) in [("10.0.0.1", 3), ("fd00::1", 4), ("fd00::7", 4), ("10.7.0.1", 3)] {
-            let ip = ip.parse().unwrap();
-            let wish = Wish { nics: &[], pkey: None, ip, own: &[], spread: spread(0) };
-            assert_eq!(roce_gids(&both.gids, &wish).unwrap()[0].1.index, index, "{ip}");
+            assert_eq!(roce_gids(&both.gids, &wish(ip)).unwrap()[0].1.index, index, "{ip}");
         }
     }
 }

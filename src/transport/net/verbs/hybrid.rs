@@ -11,7 +11,7 @@ use super::recovery::Recovery;
 use super::silence::Silence;
 use super::spread::Spread;
 use super::ways::{Opened, Ways};
-use super::{Made, RdmaSettings, Spot};
+use super::{Made, RdmaSettings, Spot, rc};
 use crate::sys::event::{Epoll, Watched, duplicate};
 use crate::sys::packets::Pool;
 use crate::sys::verbs::{OpenDevice, UdCounts};
@@ -19,10 +19,11 @@ use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::JobKey;
+use crate::transport::net::bulk::Bulk;
 use crate::transport::net::link::{Condition, Link, LinkSink};
 use crate::transport::net::reliable::packet::{HEADER_ONLY, MAGIC};
 use crate::transport::net::udp::{LinkCounts, UdpLink};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::IoSlice;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -59,6 +60,25 @@ pub(crate) struct RdmaCounts {
     /// Queue pairs that replaced a broken one, and address updates sent because of that.
     pub(crate) made: u64,
     pub(crate) news: u64,
+}
+
+impl RdmaCounts {
+    fn add(&mut self, other: &Self) {
+        self.datagrams = self.datagrams.plus(other.datagrams);
+        self.handles += other.handles;
+        let Self { calls, answers, proven, doubted, silent, made, news, .. } = self;
+        for (sum, more) in [
+            (calls, other.calls),
+            (answers, other.answers),
+            (proven, other.proven),
+            (doubted, other.doubted),
+            (silent, other.silent),
+            (made, other.made),
+            (news, other.news),
+        ] {
+            *sum += more;
+        }
+    }
 }
 
 /// How queue pairs of this endpoint are made.
@@ -140,6 +160,15 @@ pub(crate) struct Rdma {
     pub(super) unreached: Vec<Address>,
     /// Those that were given up, and where their queue pairs are: no new connection is made before one answers.
     pub(super) given_up: HashMap<Address, Place>,
+    /// The next port, for peers that do not answer at this one, and whether that was opened or there is none.
+    pub(super) next: Option<Box<Self>>,
+    pub(super) alone: bool,
+    /// Peers that have had time to change ports themselves.
+    pub(super) yielded: HashSet<Address>,
+    /// Where there are several ports: peers that are reached at this one now, for the bulk path.
+    pub(super) found: Vec<Address>,
+    /// The number of the port, from 0 on.
+    pub(super) rail: usize,
     /// The sender of the last datagram.
     pub(super) source: (u32, Address),
     /// Path challenges that arrived and are not answered yet.
@@ -171,9 +200,17 @@ impl HybridLink {
         device.map_or(udp, |link| udp.min(link.receive_room()))
     }
 
-    /// A pool for packets of `each` bytes, which a device sends without a copy; `None`: there is no device, or no
-    /// memory for it.
-    pub(crate) fn pool(&mut self, each: usize) -> Option<Arc<Pool>> {
+    /// Longest packet that goes through the device, bytes; 0: there is none.
+    pub(crate) fn direct_max(&self) -> usize {
+        let link = self.rdma.as_ref().and_then(|rdma| rdma.link.as_ref());
+        link.map_or(0, UdLink::datagram_max)
+    }
+
+    /// A pool for packets that the device sends without a copy, of at most `longest` bytes; `None`: there is no device,
+    /// or no memory for it.
+    pub(crate) fn pool(&mut self, longest: usize) -> Option<Arc<Pool>> {
+        let of_device = self.direct_max();
+        let each = if of_device > 0 { of_device } else { longest };
         let rdma = self.rdma.as_mut()?;
         let pool = Pool::new(each).ok()?;
         if let Some(link) = &mut rdma.link {
@@ -194,14 +231,26 @@ impl HybridLink {
         self.rdma.as_ref().map_or(0, |rdma| rdma.port.moves)
     }
 
+    /// A peer that is reached at the port of this number now: connections with it are to be made there.
+    #[inline]
+    pub(crate) fn take_found(&mut self) -> Option<(Address, usize)> {
+        self.rdma.as_mut()?.take_found()
+    }
+
+    /// The bulk path of the port of this number.
+    pub(crate) fn bulk_at(&self, rail: usize) -> Option<Box<dyn Bulk>> {
+        let port = self.rdma.as_ref()?.ports().nth(rail)?;
+        rc::open(&port.port.spot, &port.own.settings).ok().flatten()
+    }
+
     /// Packets to `to` go through the device now.
     pub(crate) fn sends_direct(&mut self, to: &Address) -> bool {
-        self.rdma.as_mut().is_some_and(|rdma| rdma.ways.open(to).is_some())
+        self.rdma.as_mut().is_some_and(|rdma| rdma.longest_to(to) > 0)
     }
 
     /// A device is required, and that of `to` does not answer.
     pub(crate) fn is_given_up(&self, to: &Address) -> bool {
-        self.rdma.as_ref().is_some_and(|rdma| rdma.given_up.contains_key(to))
+        self.rdma.as_ref().is_some_and(|rdma| rdma.ports().any(|r| r.given_up.contains_key(to)))
     }
 
     /// Connections to `to` are worth a try: packets go through the device, or one side's device has no packets that
@@ -231,7 +280,7 @@ impl HybridLink {
         // After waking, both links are checked.
         rdma.pace.due = 0;
         rdma.upkeep.tend_at = 0;
-        rdma.link.as_mut().is_none_or(UdLink::sleep)
+        rdma.sleep()
     }
 
     /// A turn begins: maintains the device if that is due.
@@ -262,14 +311,15 @@ impl HybridLink {
     #[inline]
     pub(crate) fn is_calm(&self) -> bool {
         let Some(rdma) = &self.rdma else { return false };
-        rdma.pace.now >= rdma.pace.hot && rdma.called.is_empty() && rdma.link.is_some()
+        let calm = rdma.pace.now >= rdma.pace.hot && rdma.link.is_some();
+        calm && rdma.ports().all(|port| port.called.is_empty())
     }
 
     /// True if the device has received something.
     #[inline]
     pub(crate) fn has_arrived(&mut self) -> bool {
         let Some(rdma) = &mut self.rdma else { return false };
-        rdma.link.as_mut().is_some_and(UdLink::has_arrived)
+        rdma.has_arrived()
     }
 
     /// Receives from the device. Returns the number of datagrams.
@@ -282,7 +332,7 @@ impl HybridLink {
     /// A peer that has to be given up, because a device is required and its own does not answer.
     #[inline]
     pub(crate) fn take_unreached(&mut self) -> Option<Address> {
-        self.rdma.as_mut()?.unreached.pop()
+        self.rdma.as_mut()?.take_unreached()
     }
 
     /// When `tend` has something to do even if nothing arrives, nanoseconds.
@@ -297,14 +347,9 @@ impl HybridLink {
 
     /// Counts of the device.
     pub(crate) fn rdma_counts(&self) -> Option<RdmaCounts> {
-        let rdma = self.rdma.as_ref()?;
-        Some(RdmaCounts {
-            datagrams: rdma.datagrams(),
-            proven: rdma.ways.proven,
-            doubted: rdma.ways.doubted,
-            handles: rdma.link.as_ref().map_or(0, UdLink::handles),
-            ..rdma.counts
-        })
+        let mut sum = RdmaCounts::default();
+        self.rdma.as_ref()?.ports().for_each(|port| sum.add(&port.counts()));
+        Some(sum)
     }
 
     /// Datagrams that the socket discarded on arrival.
@@ -335,9 +380,12 @@ impl HybridLink {
 
 impl Link for HybridLink {
     fn datagram_max(&self) -> usize {
-        let udp = self.udp.datagram_max();
-        let device = self.rdma.as_ref().and_then(|rdma| rdma.link.as_ref());
-        device.map_or(udp, |link| udp.min(link.datagram_max()))
+        self.udp.datagram_max()
+    }
+
+    #[inline]
+    fn direct(&mut self, to: &Address) -> usize {
+        self.rdma.as_mut().map_or(0, |rdma| rdma.longest_to(to))
     }
 
     #[inline]
@@ -346,7 +394,7 @@ impl Link for HybridLink {
             return self.udp.send(to, packets);
         };
         if first.get(..4) == Some(&MAGIC) {
-            return match rdma.introduce(first) {
+            return match rdma.introduce(to, first) {
                 Some(introduced) => self.udp.send(to, &[IoSlice::new(&introduced)]),
                 None => self.udp.send(to, packets),
             };
@@ -355,27 +403,23 @@ impl Link for HybridLink {
             Some(taken) => taken,
             // Over UDP their tags would be invalid. The next attempt calls `is_sound` again.
             None if first.get(1).is_some_and(|flags| flags & HEADER_ONLY != 0) => 0,
-            None => self.udp.send(to, packets),
+            None => {
+                if first.len() > self.udp.datagram_max() {
+                    self.udp.fragment();
+                }
+                self.udp.send(to, packets)
+            }
         }
     }
 
     #[inline]
     fn is_sound(&mut self, to: &Address, len: usize) -> bool {
-        self.rdma.as_mut().is_some_and(|rdma| rdma.carries(to, len))
+        self.rdma.as_mut().is_some_and(|rdma| len <= rdma.longest_to(to))
     }
 
     fn doubt(&mut self, to: &Address) {
-        let Some(rdma) = &mut self.rdma else { return };
-        if let (Some(link), Some(place)) = (&mut rdma.link, rdma.ways.place(to)) {
-            link.renew(&place);
-        }
-        let doubted = rdma.ways.doubt(to, process::random_u64());
-        rdma.expect(to);
-        if doubted && rdma.ways.doubted.is_power_of_two() {
-            log::limited!(
-                "{to} does not answer through the RDMA device: data goes over UDP, which is slower, until it does ({} such so far). Check the link of both devices (ibv_devinfo) and the network between them",
-                rdma.ways.doubted
-            );
+        if let Some(rdma) = &mut self.rdma {
+            rdma.doubt(to);
         }
     }
 
@@ -411,7 +455,7 @@ struct Introduced<'a, S> {
 impl<S: LinkSink> LinkSink for Introduced<'_, S> {
     #[inline]
     fn on_datagram(&mut self, from: &Address, bytes: &[u8], condition: Condition) {
-        self.rdma.silence.on_heard(from, self.rdma.pace.now);
+        self.rdma.on_heard(from);
         if let Some((address, place)) = read_trailer(&self.rdma.own.key, bytes) {
             self.sink.on_datagram(from, bytes, condition);
             // Nothing is kept of addresses that may be made up.
@@ -471,6 +515,11 @@ impl Rdma {
             silence,
             unreached: Vec::new(),
             given_up: HashMap::new(),
+            next: None,
+            alone: false,
+            yielded: HashSet::new(),
+            found: Vec::new(),
+            rail: 0,
             source: (u32::MAX, nobody),
             called: Vec::new(),
             own,
@@ -497,25 +546,106 @@ impl Rdma {
         rdma
     }
 
-    fn datagrams(&self) -> UdCounts {
+    /// This port and the further ones.
+    fn ports(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |port| port.next.as_deref())
+    }
+
+    fn counts(&self) -> RdmaCounts {
         let earlier = self.counts.datagrams;
-        self.link.as_ref().map_or(earlier, |link| earlier.plus(link.counts()))
+        RdmaCounts {
+            datagrams: self.link.as_ref().map_or(earlier, |link| earlier.plus(link.counts())),
+            proven: self.ways.proven,
+            doubted: self.ways.doubted,
+            handles: self.link.as_ref().map_or(0, UdLink::handles),
+            ..self.counts
+        }
+    }
+
+    /// A turn at `now` begins.
+    pub(super) fn set_now(&mut self, now: u64) {
+        self.pace.now = now;
+    }
+
+    fn sleep(&mut self) -> bool {
+        self.link.as_mut().is_none_or(UdLink::sleep)
+            && self.next.as_mut().is_none_or(|next| next.sleep())
+    }
+
+    #[inline]
+    fn has_arrived(&mut self) -> bool {
+        self.link.as_mut().is_some_and(UdLink::has_arrived)
+            || self.next.as_mut().is_some_and(|next| next.has_arrived())
+    }
+
+    #[inline]
+    fn take_found(&mut self) -> Option<(Address, usize)> {
+        let found = self.found.pop().map(|peer| (peer, self.rail));
+        found.or_else(|| self.next.as_mut()?.take_found())
+    }
+
+    /// `peer` is reached at this port.
+    fn note_found(&mut self, peer: &Address) {
+        if self.rail > 0 || self.next.is_some() {
+            self.found.push(*peer);
+        }
+    }
+
+    fn take_unreached(&mut self) -> Option<Address> {
+        self.unreached.pop().or_else(|| self.next.as_mut()?.take_unreached())
+    }
+
+    #[inline]
+    fn on_heard(&mut self, from: &Address) {
+        self.silence.on_heard(from, self.pace.now);
+        if let Some(next) = &mut self.next {
+            next.set_now(self.pace.now);
+            next.on_heard(from);
+        }
+    }
+
+    /// See [`Link::doubt`].
+    #[cold]
+    fn doubt(&mut self, to: &Address) {
+        if let Some(next) = &mut self.next {
+            next.doubt(to);
+        }
+        if let (Some(link), Some(place)) = (&mut self.link, self.ways.place(to)) {
+            link.renew(&place);
+        }
+        let doubted = self.ways.doubt(to, process::random_u64());
+        self.expect(to);
+        if doubted && self.ways.doubted.is_power_of_two() {
+            log::limited!(
+                "{to} does not answer through the RDMA device: data goes over UDP, which is slower, until it does ({} such so far). Check the link of both devices (ibv_devinfo) and the network between them",
+                self.ways.doubted
+            );
+        }
     }
 
     /// The handshake packet `hello` with this endpoint's queue-pair address behind it, if there is room for that.
     #[cold]
-    fn introduce(&mut self, hello: &[u8]) -> Option<[u8; INTRODUCED_LEN]> {
+    fn introduce(&mut self, to: &Address, hello: &[u8]) -> Option<[u8; INTRODUCED_LEN]> {
         self.call();
         let uses_port = self.link.is_some() || self.port.connects_only;
         if !uses_port || !is_greeting(hello) {
             return None;
         }
-        with_trailer(&self.own.key, hello, &self.place)
+        let place = self.home_for(to);
+        with_trailer(&self.own.key, hello, &place)
     }
 
     /// The peer at `address` says that its queue pair is at `place`.
     #[cold]
     pub(super) fn learn(&mut self, address: &Address, place: Place) {
+        if let Some(next) = self.next.as_mut().filter(|next| next.ways.position(address).is_some())
+        {
+            next.learn(address, place);
+        }
+        // A connection with it may begin anew.
+        if self.rail > 0 && self.ways.open(address).is_some() {
+            self.note_found(address);
+        }
         self.ways.learn(address, place, process::random_u64());
         if self.given_up.get(address) == Some(&place) {
             self.unreached.push(*address);
@@ -528,7 +658,7 @@ impl Rdma {
     /// The peer at `address` has to answer path challenges, if both devices have datagrams and its path is not open.
     fn expect(&mut self, address: &Address) {
         let asked = self.link.is_some()
-            && self.ways.open(address).is_none()
+            && self.longest_to(address) == 0
             && self.ways.place(address).is_some_and(|place| place.number != 0);
         match asked {
             true => self.silence.expect(address, self.pace.now),
@@ -545,21 +675,29 @@ impl Rdma {
         one && !there.is_gone() && here.reaches(&there)
     }
 
-    /// Whether a packet of `len` bytes goes to `to` through the device.
+    /// Longest packet that goes to `to` through the device, bytes; 0: none does.
     #[inline]
-    fn carries(&mut self, to: &Address, len: usize) -> bool {
-        let (Some(link), Some(way)) = (&self.link, self.ways.open(to)) else { return false };
-        len <= link.longest_to(way.place)
+    fn longest_to(&mut self, to: &Address) -> usize {
+        match (&self.link, self.ways.open(to)) {
+            (Some(link), Some(way)) => link.longest_to(way.place),
+            _ => self.next.as_mut().map_or(0, |next| next.longest_to(to)),
+        }
     }
 
     /// Sends `packets` if the path is open and carries them; `None`: they must go over UDP.
     #[inline]
     fn send(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> Option<usize> {
         let first = packets.first()?;
-        if first.first() == Some(&CLOSE) || self.link.is_none() {
+        if first.first() == Some(&CLOSE) {
             return None;
         }
+        if self.link.is_none() {
+            return self.next.as_mut()?.send(to, packets);
+        }
         let Some(way) = self.ways.open(to) else {
+            if let Some(taken) = self.next.as_mut().and_then(|next| next.send(to, packets)) {
+                return Some(taken);
+            }
             self.ways.detour(to);
             self.call();
             return None;
@@ -586,8 +724,9 @@ impl Rdma {
     /// Receives from the device.
     #[inline]
     fn receive(&mut self, sink: &mut impl LinkSink) -> usize {
+        let further = self.next.as_mut().map_or(0, |next| next.receive(sink));
         let Self { link, ways, own, source, called, .. } = self;
-        let Some(link) = link else { return 0 };
+        let Some(link) = link else { return further };
         let n = link.receive(|arrival| {
             if arrival.bytes.get(..4) == Some(&MAGIC) {
                 called.extend(Call::decode(&own.key, arrival.bytes));
@@ -608,7 +747,7 @@ impl Rdma {
             self.on_calls();
         }
         self.call();
-        n
+        n + further
     }
 
     #[cold]
@@ -622,6 +761,7 @@ impl Rdma {
                 if opened.is_some() {
                     self.silence.forget(&call.address);
                     self.given_up.remove(&call.address);
+                    self.note_found(&call.address);
                 }
                 self.source.0 = u32::MAX;
                 if opened == Some(Opened::First) {

@@ -12,6 +12,7 @@ mod hybrid;
 mod introduction;
 mod link;
 mod named;
+mod rails;
 mod rc;
 mod recovery;
 mod registrar;
@@ -199,6 +200,7 @@ fn find_at(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, Errno> {
     let Some(Found { choice, at: At { device, .. }, .. }) = found else {
         return without_device(settings).map(|()| None);
     };
+    log::info(format_args!("RDMA through {choice}: {}", choice.reason));
     rv::check(settings.rv)?;
     let facts = device.facts()?;
     let infiniband = choice.port.link == LinkLayer::InfiniBand;
@@ -261,6 +263,9 @@ fn first_that_works(
     let (found, refused) =
         if present() { search(settings, me, spread, qkey, slots) } else { (None, vec![]) };
     if found.is_some() {
+        for why in refused {
+            log::info(format_args!("RDMA device {why}"));
+        }
         return Ok(found);
     }
     let what = reasons(&refused);
@@ -308,13 +313,16 @@ fn search(
     let (choices, unfit) = choose(&list, &wish);
     refused.extend(unfit);
     let (mut failed, mut connecting) = (None, None);
-    for choice in choices {
+    let mut choices = choices.into_iter();
+    while let Some(choice) = choices.next() {
         let device = devices.iter().find(|(device, _)| device.name() == choice.device);
         let Some((device, _)) = device else { continue };
         let mut at = at_of(&choice, device, marks_of(settings, device, &choice.port));
         let (cause, why) = match open_at(&at, &choice, qkey, slots(&choice.port)) {
             Ok(port) => {
                 at.place.number = port.number();
+                refused
+                    .extend(choices.map(|next| format!("{next} is not needed: {}", next.reason)));
                 return (Some(Found { choice, at, port: Some(port) }), refused);
             }
             Err(errno) if has_no_kind(errno) && connecting.is_none() => {

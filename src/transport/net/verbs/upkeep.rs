@@ -38,6 +38,12 @@ impl Rdma {
         self.tell(udp);
         self.upkeep.judge = self.silence.due_at().is_some_and(|at| at <= now);
         self.upkeep.tend_at = self.wake_at(now).unwrap_or(u64::MAX).min(now + LOOK_NS);
+        if let Some(next) = &mut self.next {
+            next.set_now(now);
+            next.tend(now, udp);
+            self.upkeep.judge |= next.upkeep.judge;
+            self.upkeep.tend_at = self.upkeep.tend_at.min(next.upkeep.tend_at);
+        }
     }
 
     /// When there is something to do even if nothing arrives, nanoseconds.
@@ -45,7 +51,8 @@ impl Rdma {
         if self.upkeep.untold.is_some() || !self.unreached.is_empty() {
             return Some(now);
         }
-        self.upkeep.recovery.due_at().into_iter().chain(self.silence.due_at()).min()
+        let next = self.next.as_ref().and_then(|next| next.wake_at(now));
+        self.upkeep.recovery.due_at().into_iter().chain(self.silence.due_at()).chain(next).min()
     }
 
     /// Challenges peers again that have not answered, and reports those that do not; to be called when everything that has
@@ -56,16 +63,22 @@ impl Rdma {
         for step in self.silence.steps(now) {
             match step {
                 Step::Challenge(peer) => self.ways.ask(&peer),
-                Step::Report(peer) => self.report(&peer),
+                Step::Report(peer) => self.report(&peer, now),
             }
         }
         self.call();
+        if let Some(next) = self.next.as_mut().filter(|next| next.upkeep.judge) {
+            next.hear_silence(now);
+        }
     }
 
     /// `peer` has a device, and UDP hears it, but it answers no challenge.
     #[cold]
-    fn report(&mut self, peer: &Address) {
+    fn report(&mut self, peer: &Address, now: u64) {
         let Some(place) = self.ways.place(peer).filter(|_| self.link.is_some()) else { return };
+        if self.hand_on(peer, place, now) {
+            return;
+        }
         self.counts.silent += 1;
         let cause = if self.place.reaches(&place) {
             "path challenges get no answer: look at rails (FI_UDRV_NIC), VLANs, and filters of UDP port 4791"
@@ -189,7 +202,7 @@ impl Rdma {
     }
 
     /// The endpoint's port; `None`: its device is gone, or fails.
-    fn at(&self) -> Option<At> {
+    pub(super) fn at(&self) -> Option<At> {
         self.port.spot.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

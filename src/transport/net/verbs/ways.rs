@@ -221,6 +221,11 @@ impl<H> Ways<H> {
         }
     }
 
+    /// The number of a peer.
+    pub(super) fn position(&self, address: &Address) -> Option<usize> {
+        self.by_address.get(address).copied()
+    }
+
     /// The peer number `at`, if there are so many.
     pub(super) fn peer(&self, at: usize) -> Option<&Address> {
         self.list.get(at).map(|way| &way.address)

@@ -9,7 +9,7 @@
 //! packets, and answers handshakes. So a peer that answers while long packets stay unacknowledged is probed again with
 //! a long INIT. If the path carries that, the packets are lost for another reason.
 
-use super::super::packet::{DATAGRAM_START, HELLO_LEN};
+use super::super::packet::{DATAGRAM_LEAST, DATAGRAM_START, HELLO_LEN};
 use super::super::timers::NEVER;
 use super::handshake::{INIT, PROBE};
 
@@ -57,6 +57,9 @@ pub(crate) struct Path {
     carried: u16,
     /// Longest datagram that both sides take, and that no router has refused; bytes.
     limit: u16,
+    /// Longest packet over a path that is not probed, now, and at most; bytes. 0: there is none.
+    direct: u16,
+    direct_limit: u16,
     /// Messages want longer packets than the path is known to carry.
     wanted: bool,
     search: Search,
@@ -80,6 +83,8 @@ impl Path {
         Self {
             carried: carried as u16,
             limit: 0,
+            direct: 0,
+            direct_limit: 0,
             wanted: false,
             search: Search::Rests { until: 0 },
             question: Question::None,
@@ -93,9 +98,17 @@ impl Path {
         self.carried = carried as u16;
     }
 
-    /// Longest datagram, bytes.
+    /// Longest packet, bytes.
+    #[inline]
     pub(crate) fn carried(&self) -> usize {
-        usize::from(self.carried)
+        usize::from(if self.direct > 0 { self.direct } else { self.carried })
+    }
+
+    /// Packets of `len` bytes go over a path that is not probed; 0: none do.
+    #[inline]
+    pub(super) fn go_direct(&mut self, len: usize) {
+        let len = if len < DATAGRAM_LEAST { 0 } else { len };
+        self.direct = u16::try_from(len).unwrap_or(u16::MAX).min(self.direct_limit);
     }
 
     /// When [`Self::probe_again`] has something to do.
@@ -106,10 +119,11 @@ impl Path {
         }
     }
 
-    /// Both sides take datagrams of `limit` bytes. Nothing is known of the path between them.
-    pub(super) fn both_take(&mut self, limit: u16) {
-        let wanted = self.wanted;
-        *self = Self { limit, wanted, ..Self::new(usize::from(limit).min(DATAGRAM_START)) };
+    /// Both sides take datagrams of `limit` bytes, and packets of `direct_limit` bytes over a path that is not probed.
+    /// Nothing is known of the path between them.
+    pub(super) fn both_take(&mut self, limit: u16, direct_limit: u16) {
+        let known = Self::new(usize::from(limit).min(DATAGRAM_START));
+        *self = Self { limit, direct_limit, wanted: self.wanted, ..known };
     }
 
     /// A message, or several that share a packet, fill the longest packet that the path is known to carry.
@@ -117,6 +131,7 @@ impl Path {
         if !established {
             self.wanted = true;
         } else if self.carried < self.limit
+            && self.direct == 0
             && matches!(self.search, Search::Rests { until } if until <= now)
         {
             self.probe(self.limit, base, now, hellos);
@@ -191,7 +206,7 @@ impl Path {
 
     /// Length of the first unacknowledged packet, if the path may be the reason.
     fn suspect(&self, front: Front) -> Option<usize> {
-        let untested = self.carried() > DATAGRAM_START;
+        let untested = usize::from(self.carried) > DATAGRAM_START;
         front.sent.filter(|len| *len > DATAGRAM_START && untested)
     }
 
@@ -231,8 +246,8 @@ impl Path {
         match self.question {
             Question::Short { base } if base == front.base && !long && suspect => {
                 self.carry_at_most(0, hellos);
-                let (carried, limit) = (self.carried(), self.limit);
-                *self = Self { limit, cut: true, ..Self::new(carried) };
+                let Self { carried, limit, direct_limit, .. } = *self;
+                *self = Self { limit, direct_limit, cut: true, ..Self::new(carried.into()) };
             }
             Question::Long { .. } if long => self.question = Question::None,
             Question::Long { .. } => {}

@@ -51,6 +51,7 @@ impl Connection {
         if !self.send_hellos(turn) {
             return false;
         }
+        self.path.go_direct(turn.link.direct(&self.address));
         if !self.handshake.is_established() {
             return true;
         }

@@ -86,6 +86,7 @@ impl Node {
             key: JobKey::from_bytes([habits.job; 16]),
             key_source: Source::AuthKey,
             datagram_max: habits.datagram_max,
+            direct_max: 0,
             peer_timeout_ns: habits.peer_timeout_ns,
             buffer_bytes: habits.buffer_bytes,
             receive_window: habits.receive_window,

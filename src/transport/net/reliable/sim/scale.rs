@@ -169,6 +169,7 @@ fn machine(slot: Slot, now: u64) -> Reliable {
         key: JobKey::from_bytes([3; 16]),
         key_source: Source::AuthKey,
         datagram_max: 1472,
+        direct_max: 0,
         peer_timeout_ns: 120_000 * MS,
         buffer_bytes: 64 << 20,
         receive_window: 512,

@@ -12,6 +12,8 @@ use std::io::IoSlice;
 
 const MS: u64 = 1_000_000;
 const LONG: usize = 1472;
+/// Longest packet of a path that needs no probe, bytes.
+const DIRECT: usize = 4096;
 /// Length of the messages, bytes: too long for a path of unknown length, and shorter than a packet.
 const PAYLOAD: usize = 1300;
 
@@ -20,11 +22,16 @@ const PAYLOAD: usize = 1300;
 struct Wire {
     sent: Vec<Vec<u8>>,
     cut: Vec<usize>,
+    /// Longest packet of a path that needs no probe; 0: there is none.
+    direct: usize,
 }
 
 impl Link for Wire {
     fn datagram_max(&self) -> usize {
         LONG
+    }
+    fn direct(&mut self, _: &Address) -> usize {
+        self.direct
     }
     fn send(&mut self, _: &Address, packets: &[IoSlice<'_>]) -> usize {
         self.sent.extend(packets.iter().map(|p| p.to_vec()));
@@ -88,6 +95,7 @@ fn side(port: u16) -> Side {
         key: JobKey::from_bytes([7; 16]),
         key_source: Source::AuthKey,
         datagram_max: LONG,
+        direct_max: DIRECT,
         peer_timeout_ns: 100_000 * MS,
         buffer_bytes: 1 << 20,
         receive_window: 64,
@@ -171,6 +179,35 @@ fn a_path_that_carries_all_is_found_in_a_round_trip() {
     assert_eq!((bench.packet_max(), bench.probes.as_slice()), (LONG, [LONG].as_slice()));
     // The other direction is a different path.
     assert_eq!(bench.b.machine.table.of(PeerId(0)).unwrap().path.carried(), DATAGRAM_START);
+}
+
+#[test]
+fn packets_have_the_length_of_a_path_that_needs_no_probe_while_it_is_open() {
+    let mut bench = Bench::connected();
+    for (open, longest) in
+        [(DIRECT, DIRECT), (1024, 1024), (9000, DIRECT), (100, LONG), (0, LONG), (DIRECT, DIRECT)]
+    {
+        bench.a.wire.direct = open;
+        bench.send(10);
+        bench.run(10, |_| true);
+        let most = std::cell::Cell::new(0);
+        let keep = |packet: &[u8]| {
+            most.set(most.get().max(packet.len()));
+            true
+        };
+        bench.send(5 * DIRECT);
+        bench.run(10, keep);
+        bench.send(5 * DIRECT);
+        bench.run(10, keep);
+        assert_eq!((bench.packet_max(), most.get()), (longest, longest), "{open} bytes");
+    }
+    assert_eq!(bench.probes, [LONG], "not while the other path is open");
+    // What was packed for one path goes over another as it is.
+    bench.b.got.0.clear();
+    bench.send(DIRECT / 2);
+    bench.a.wire.direct = 0;
+    bench.run(10, |_| true);
+    assert_eq!(bench.b.got.0, [DIRECT / 2]);
 }
 
 #[test]

@@ -1,0 +1,81 @@
+//! Further ports of an endpoint (rails): a peer that does not answer at one port is tried at the next.
+//!
+//! An endpoint begins with one port. Another one is opened when a peer that UDP hears does not answer there, as on rails
+//! that are not joined. The peer is told that this endpoint is at the other port (an address update), and challenged
+//! from there: the peer needs nothing but its own port. So that not both sides change ports at the same time, the one
+//! with the higher address waits for another round.
+
+use super::config::{NicName, RdmaSettings};
+use super::hybrid::Rdma;
+use super::introduction::Place;
+use super::spot::Spot;
+use super::{candidates, reopen};
+use crate::transport::Address;
+
+impl Rdma {
+    /// Lets `peer` be tried at the next port: it is at `there`, and does not answer here. False: there is no other port.
+    #[cold]
+    pub(super) fn hand_on(&mut self, peer: &Address, there: Place, now: u64) -> bool {
+        if self.own.me.to_wire() > peer.to_wire() && self.yielded.insert(*peer) {
+            self.silence.expect(peer, now);
+            return true;
+        }
+        if self.next.is_none() && !std::mem::replace(&mut self.alone, true) {
+            self.next = self.open_next();
+        }
+        let Some(next) = &mut self.next else { return false };
+        if next.ways.open(peer).is_none() {
+            next.take_over(peer, there, now);
+            self.upkeep.tend_at = 0;
+        }
+        true
+    }
+
+    /// A port that is not this one, nor one that is used before it.
+    fn open_next(&mut self) -> Option<Box<Self>> {
+        let own = &self.own;
+        let at = self.at()?;
+        let is_this = |nic: &NicName| {
+            nic.device == at.device.name() && nic.port.is_none_or(|port| port == at.port.number)
+        };
+        let (ports, _) = candidates(&own.settings.nics);
+        let name = |device: &str, port| NicName { device: device.to_owned(), port: Some(port) };
+        let all = ports.iter().map(|(device, port)| name(device.name(), port.port.number));
+        let allowed = |nic: &NicName| {
+            let names = |one: &NicName| {
+                one.device == nic.device && (one.port.is_none() || one.port == nic.port)
+            };
+            own.settings.nics.is_empty() || own.settings.nics.iter().any(names)
+        };
+        let nics: Vec<_> = all.filter(|nic| allowed(nic) && !is_this(nic)).collect();
+        if nics.is_empty() {
+            return None;
+        }
+        let settings = RdmaSettings { nics, ..own.settings.clone() };
+        let made = reopen(&settings, &own.me, own.spread, &own.key).ok()?;
+        made.link.as_ref()?;
+        let mut next =
+            Self::new(made, Spot::default(), settings, own.spread, own.key, own.me).ok()?;
+        next.rail = self.rail + 1;
+        self.port.watch.add(next.port.watch.fd(), 0).ok()?;
+        Some(Box::new(next))
+    }
+
+    /// From now on `peer`, which is at `there`, is told of this port, and challenged from here.
+    fn take_over(&mut self, peer: &Address, there: Place, now: u64) {
+        self.set_now(now);
+        self.learn(peer, there);
+        let at = self.ways.position(peer);
+        self.upkeep.untold = self.upkeep.untold.map_or(at, |untold| at.map(|at| at.min(untold)));
+        self.upkeep.tend_at = 0;
+    }
+
+    /// The place at which `peer` finds this endpoint.
+    pub(super) fn home_for(&mut self, peer: &Address) -> Place {
+        let open = self.ways.open(peer).is_some();
+        match &mut self.next {
+            Some(next) if !open && next.ways.position(peer).is_some() => next.home_for(peer),
+            _ => self.place,
+        }
+    }
+}
