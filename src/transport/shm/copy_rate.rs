@@ -9,13 +9,8 @@
 //! A sender that is half a ring ahead does not measure: then the receiver is the slow end, and lines that it has just
 //! read take 100 to 200 ps a byte to regain.
 
-use super::Outbound;
-use super::ring::{Full, Wake};
-use crate::sys::clock;
-use crate::telemetry::log;
-
 /// Shorter payloads are not timed: the other work for a message would count as copying. Bytes.
-const TIMED_LEAST: usize = 8 * 1024;
+pub(super) const TIMED_LEAST: usize = 8 * 1024;
 /// Copies timed for one verdict; the majority decides. Losing the processor disturbs few of them, and in the slow mode
 /// one in four is not slow.
 pub(super) const SAMPLES: u32 = 8;
@@ -37,7 +32,7 @@ pub(super) struct CopyRate {
     left: u32,
     slow_ones: u32,
     /// It was logged that this ring is slow.
-    said: bool,
+    pub(super) said: bool,
 }
 
 impl Default for CopyRate {
@@ -54,7 +49,7 @@ impl CopyRate {
 
     /// Whether to time the payload that is about to be copied.
     #[inline]
-    fn is_due(&mut self) -> bool {
+    pub(super) fn is_due(&mut self) -> bool {
         match self.pass.checked_sub(1) {
             Some(left) => {
                 self.pass = left;
@@ -70,12 +65,12 @@ impl CopyRate {
     }
 
     /// Times a later payload instead of this one.
-    fn put_off(&mut self) {
+    pub(super) fn put_off(&mut self) {
         self.pass = ONE_IN - 1;
     }
 
     /// A copy of `len` bytes took `ns` nanoseconds. True: the ring just became slow.
-    fn note(&mut self, len: usize, ns: u64) -> bool {
+    pub(super) fn note(&mut self, len: usize, ns: u64) -> bool {
         let picoseconds = ns.saturating_mul(1000) / (len as u64).max(1);
         self.slow_ones += u32::from(picoseconds > SLOW_PS);
         self.left = self.left.saturating_sub(1);
@@ -93,40 +88,6 @@ impl CopyRate {
     pub(super) fn try_again(&mut self) {
         if self.slow {
             *self = Self { pass: 0, said: self.said, ..Self::default() };
-        }
-    }
-}
-
-impl Outbound {
-    /// Publishes a message with `len` bytes of payload by `push`, and times that if it is due.
-    #[inline]
-    pub(super) fn timed(
-        &mut self,
-        len: usize,
-        push: impl FnOnce(&mut Self) -> Result<Wake, Full>,
-    ) -> Result<Wake, Full> {
-        if len < TIMED_LEAST || !self.copy_rate.is_due() {
-            return push(self);
-        }
-        if self.producer.is_half_full() {
-            self.copy_rate.put_off();
-            return push(self);
-        }
-        let begun = clock::now_ns();
-        let pushed = push(self);
-        if pushed.is_ok() {
-            self.judge(len, clock::now_ns().saturating_sub(begun));
-        }
-        pushed
-    }
-
-    #[cold]
-    fn judge(&mut self, len: usize, ns: u64) {
-        if self.copy_rate.note(len, ns) && !std::mem::replace(&mut self.copy_rate.said, true) {
-            log::info(format_args!(
-                "what goes to pid {} through shared memory goes slowly: it reads long messages from our memory while that is so",
-                self.pid,
-            ));
         }
     }
 }

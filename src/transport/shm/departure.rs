@@ -2,10 +2,13 @@
 
 use super::handshake::{Answer, read_answer};
 use super::hello::{self, Reject, RejectReason};
+use super::inbound::Inbound;
 use super::names::{self, Found};
-use super::refusals;
+use super::outbound::Outbound;
+use super::rejected;
 use super::ring::Popped;
-use super::{Inbound, Outbound, Shm, TOKEN_PROCESS};
+use super::state::Shm;
+use super::tokens::TOKEN_PROCESS;
 use crate::sys::bell::Ring;
 use crate::sys::close::close_elsewhere;
 use crate::sys::{Errno, unix};
@@ -64,8 +67,8 @@ impl Shm {
             return self.take_back(peer, reject.errno());
         }
         let address = peers.address(peer).unwrap_or(self.me);
-        let lost = self.out(peer).map_or(0, refusals::lost);
-        refusals::say(format_args!("{address}"), reject, lost);
+        let lost = self.out(peer).map_or(0, rejected::lost);
+        rejected::say(format_args!("{address}"), reject, lost);
         let errno = reject.errno();
         self.refusals.add(peer, errno);
         self.depart(peer, Some(errno), handler);

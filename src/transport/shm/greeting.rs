@@ -6,18 +6,18 @@
 //! send a connect request in time, and its process must listen at the address that the request names. All of this is
 //! bounded, so that connections that send nothing cost other peers neither descriptors nor time.
 
+use super::door::{
+    Claim, Greeting, HELLO_NS, LATE, MALFORMED, PAUSE_NS, STRANGERS_MAX, refuse, resources,
+};
 use super::handshake::stays;
 use super::hello::{self, Hello, Reject, RejectReason, Welcome};
-use super::names::{self, Listener, Names};
+use super::names::{self};
 use super::refused::{Refused, Segment, Unmapped};
 use super::ring::Consumer;
-use super::{Shm, TOKEN_GREETING, TOKEN_INBOUND, TOKEN_LISTENER};
-use crate::sys::clock::Waited;
-use crate::sys::close::close_elsewhere;
-use crate::sys::event::wait_readable;
-use crate::sys::late_set::LateSet;
+use super::state::Shm;
+use super::tokens::{TOKEN_GREETING, TOKEN_INBOUND};
 use crate::sys::shared_memory::SharedMemory;
-use crate::sys::spare::{self, Spare};
+use crate::sys::spare::{self};
 use crate::sys::unix::{self, Credentials};
 use crate::sys::{Errno, clock, process, user};
 use crate::telemetry::log;
@@ -26,292 +26,6 @@ use crate::transport::peers::PeerTable;
 use crate::transport::{Handler, PeerId};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-
-/// Most connections of this user without a connect request; one more ends the oldest.
-const GREETINGS_MAX: usize = 64;
-/// Time in which a connect request has to arrive, nanoseconds.
-const HELLO_NS: u64 = 5_000_000_000;
-/// Time that a process which is just closing or ending gets to finish, and an answer that cannot be sent, nanoseconds.
-const CLAIM_NS: u64 = 200_000_000;
-/// Most connections of other users that wait to be closed; beyond that no connection is accepted.
-const STRANGERS_MAX: usize = 16;
-/// How long a new link waits for the connections at our own listener to be accepted, nanoseconds.
-/// A longer pause between two attempts counts as the second value.
-const CALLERS_NS: u64 = 50_000_000;
-const CALLERS_PAUSE_NS: u64 = 5_000_000;
-/// How long the connection of an attempt to make a link is kept, nanoseconds: less than `HELLO_NS`.
-const ATTEMPT_NS: u64 = 4_000_000_000;
-/// Pauses in accepting, nanoseconds: one after a turn with connections of other users, and a backoff after errors: its
-/// first value, doubled with each further error, and its last value.
-const PAUSE_NS: u64 = 1_000_000;
-const BACKOFF_NS: (u64, u64) = (10_000_000, 1_000_000_000);
-
-/// A connection of this user that is not yet a link.
-#[derive(Debug)]
-pub(super) struct Greeting {
-    pub(super) socket: OwnedFd,
-    pub(super) credentials: Credentials,
-    since: u64,
-    /// No descriptor was left for it: it cannot become a link.
-    scarce: bool,
-    /// It is in the endpoint's set. If not, it is looked at from time to time.
-    watched: bool,
-    /// Its connect request, until it is clear whether its address is true.
-    claim: Option<Claim>,
-}
-
-impl Greeting {
-    /// Its connect request cannot be answered yet.
-    fn with(self, claim: Claim) -> Self {
-        Self { claim: Some(claim), ..self }
-    }
-}
-
-/// A connect request, and the segment that came with it.
-#[derive(Debug)]
-struct Claim {
-    hello: Hello,
-    segment: Segment,
-    since: u64,
-    /// What [`Shm::probe_attach`] found, if it was asked.
-    reach: Option<(bool, bool)>,
-}
-
-impl Claim {
-    /// It need not be answered yet.
-    fn is_recent(&self) -> bool {
-        clock::now_ns().saturating_sub(self.since) < CLAIM_NS
-    }
-}
-
-/// An attempt to make a link while connections waited here. They may be those of an earlier incarnation of the peer.
-#[derive(Debug)]
-struct Attempt {
-    peer: PeerId,
-    /// A connection to the incarnation that listened at the peer's address.
-    found: Listener,
-    since: u64,
-    wait: Waited,
-}
-
-impl Attempt {
-    /// Everything that waited then has been taken in, by `swept_at`, or that takes too long.
-    fn is_over(&mut self, swept_at: u64) -> bool {
-        swept_at > self.since || self.wait.look() >= CALLERS_NS
-    }
-
-    fn is_recent(&self) -> bool {
-        clock::now_ns().saturating_sub(self.since) < ATTEMPT_NS
-    }
-}
-
-/// The accepting side of an endpoint.
-#[derive(Debug)]
-pub(super) struct Door {
-    names: Names,
-    /// The endpoint's names say that it takes links.
-    pub(super) open: bool,
-    greetings: Vec<Option<Greeting>>,
-    /// Connections to be closed.
-    strangers: Vec<OwnedFd>,
-    spare: Spare,
-    /// Refused links whose senders have to take their messages back.
-    pub(super) refused: Vec<Refused>,
-    /// The listener is not watched until this time, nanoseconds; 0: it is watched.
-    paused_until: u64,
-    backoff: u64,
-    /// Links to be made once the connections that wait here are taken in.
-    attempts: Vec<Attempt>,
-    /// More connections may wait than were accepted at a time.
-    pub(super) more: bool,
-    /// The beginning of the last turn that took in everything that waited, nanoseconds.
-    swept_at: u64,
-    /// As if there were no descriptors left.
-    #[cfg(test)]
-    pub(super) full: bool,
-}
-
-impl Door {
-    pub(super) fn new(names: Names, open: bool, epoll: &LateSet) -> Result<Self, Errno> {
-        if let Some(listener) = &names.listener {
-            epoll.add_lasting(listener.as_fd(), TOKEN_LISTENER)?;
-        }
-        Ok(Self {
-            open: open && names.listener.is_some(),
-            names,
-            greetings: Vec::new(),
-            strangers: Vec::new(),
-            spare: Spare::new(),
-            refused: Vec::new(),
-            paused_until: 0,
-            backoff: 0,
-            attempts: Vec::new(),
-            more: false,
-            swept_at: 0,
-            #[cfg(test)]
-            full: false,
-        })
-    }
-
-    /// Something here needs a later look even if no descriptor becomes ready.
-    #[inline]
-    pub(super) fn is_waiting(&self) -> bool {
-        self.paused_until != 0
-            || !self.strangers.is_empty()
-            || !self.refused.is_empty()
-            || !self.attempts.is_empty()
-            || self.greetings.iter().any(Option::is_some)
-    }
-
-    /// A connection waits to be taken in.
-    fn has_callers(&self) -> bool {
-        self.greetings.iter().any(Option::is_some) || self.is_called()
-    }
-
-    /// A connection waits to be accepted.
-    fn is_called(&self) -> bool {
-        let waits = |listener: &OwnedFd| wait_readable(listener.as_fd(), 0).unwrap_or(false);
-        self.names.listener.as_ref().is_some_and(waits)
-    }
-
-    /// An attempt to make the link to `peer` still waits for a turn that takes in what waits here. False after a
-    /// bounded time: peers cannot keep us from making links.
-    pub(super) fn holds_back(&mut self, peer: PeerId) -> bool {
-        self.attempts.iter_mut().any(|one| one.peer == peer && !one.is_over(self.swept_at))
-    }
-
-    /// The connection to `peer` of an attempt that need not wait any more, unless the peer has closed it.
-    pub(super) fn kept(&mut self, peer: PeerId) -> Option<Listener> {
-        let at = self.attempts.iter().position(|one| one.peer == peer)?;
-        let (socket, credentials) = self.attempts.swap_remove(at).found;
-        if unix::has_hung_up(socket.as_fd()) {
-            self.strangers.push(socket);
-            return None;
-        }
-        Some((socket, credentials))
-    }
-
-    /// `peer` was just found at the other end of a connection: its link has to wait until what waits here is taken in.
-    /// Returns the connection if nothing waits.
-    pub(super) fn hold_back(&mut self, peer: PeerId, found: Listener) -> Option<Listener> {
-        if !self.has_callers() {
-            return Some(found);
-        }
-        let wait = Waited::from_now(CALLERS_PAUSE_NS);
-        self.attempts.push(Attempt { peer, found, since: clock::now_ns(), wait });
-        None
-    }
-
-    /// Closes the connections of attempts that nobody has made again.
-    fn drop_old_attempts(&mut self) {
-        while let Some(at) = self.attempts.iter().position(|one| !one.is_recent()) {
-            self.strangers.push(self.attempts.swap_remove(at).found.0);
-        }
-    }
-
-    /// A turn that began at `begun` has handled all that was ready.
-    pub(super) fn has_swept(&mut self, begun: u64) {
-        let claimed = |greeting: &Greeting| greeting.claim.is_some() || !greeting.watched;
-        if !self.attempts.is_empty()
-            && !self.is_called()
-            && !self.greetings.iter().flatten().any(claimed)
-        {
-            self.swept_at = begun;
-        }
-    }
-
-    /// Stops accepting for so many nanoseconds.
-    fn pause(&mut self, epoll: &LateSet, ns: u64) {
-        if let (Some(listener), 0) = (&self.names.listener, self.paused_until) {
-            epoll.remove(listener.as_fd());
-        }
-        self.paused_until = clock::now_ns().saturating_add(ns).max(1);
-    }
-
-    fn resume(&mut self, epoll: &LateSet, now: u64) {
-        if self.paused_until == 0 || now < self.paused_until {
-            return;
-        }
-        let Some(listener) = &self.names.listener else { return };
-        match epoll.add_lasting(listener.as_fd(), TOKEN_LISTENER) {
-            Ok(()) => self.paused_until = 0,
-            Err(_) => self.paused_until = now.saturating_add(BACKOFF_NS.1),
-        }
-    }
-
-    /// The next waiting connection, and whether it used a spare descriptor.
-    fn next(&mut self) -> Result<Option<(OwnedFd, bool)>, Errno> {
-        let Some(listener) = self.names.listener.as_ref().map(AsFd::as_fd) else { return Ok(None) };
-        match unix::accept(listener) {
-            #[cfg(test)]
-            Ok(socket) => Ok(socket.map(|socket| (socket, self.full))),
-            #[cfg(not(test))]
-            Ok(socket) => Ok(socket.map(|socket| (socket, false))),
-            Err(Errno(libc::EMFILE | libc::ENFILE)) => {
-                let socket = spare::lend(|| unix::accept(listener))?;
-                Ok(socket.map(|socket| (socket, true)))
-            }
-            Err(e) => Err(e),
-        }
-    }
-
-    #[cfg(test)]
-    pub(super) fn turn_all_away(&mut self) {
-        while let Ok(Some((socket, _))) = self.next() {
-            refuse(&socket, &LATE);
-        }
-    }
-
-    /// Accepting failed. After a permanent error the endpoint stops accepting: from then on it is reached over
-    /// the network.
-    fn on_error(&mut self, call: &str, errno: Errno, port: u16, epoll: &LateSet) {
-        let passes = errno.is_shortage();
-        let then = if passes { "they wait" } else { "they are to come over the network" };
-        log::limited!(
-            cause: errno.0,
-            "cannot accept links of peers of this node ({call}: {errno}): {then}"
-        );
-        if passes {
-            self.backoff = (2 * self.backoff).clamp(BACKOFF_NS.0, BACKOFF_NS.1);
-            self.pause(epoll, self.backoff);
-        } else {
-            self.pause(epoll, u64::MAX);
-            self.open = false;
-            self.names.withdraw(port);
-        }
-    }
-
-    /// Closes the connections that are to be closed, as far as possible without blocking.
-    fn close_strangers(&mut self) {
-        if let Err(rest) = close_elsewhere(std::mem::take(&mut self.strangers)) {
-            self.strangers = rest;
-        }
-    }
-
-    /// A connection from slot `at` waits on, there or, if another has taken that slot meanwhile, in another one.
-    fn put_back(&mut self, at: usize, greeting: Greeting) {
-        let free = self.greetings.get(at).is_some_and(Option::is_none);
-        let at = if free { at } else { self.room() };
-        if let Some(slot) = self.greetings.get_mut(at) {
-            *slot = Some(greeting);
-        }
-    }
-
-    fn room(&mut self) -> usize {
-        if let Some(at) = self.greetings.iter().position(Option::is_none) {
-            return at;
-        }
-        if self.greetings.len() < GREETINGS_MAX {
-            self.greetings.push(None);
-            return self.greetings.len() - 1;
-        }
-        let since = |slot: &Option<Greeting>| {
-            slot.as_ref().map(|greeting| (greeting.claim.is_some(), greeting.since))
-        };
-        let oldest = self.greetings.iter().enumerate().min_by_key(|(_, slot)| since(slot));
-        oldest.map_or(0, |(at, _)| at)
-    }
-}
 
 impl Shm {
     /// Accepts up to `most` waiting connections, and makes links of those whose connect request has arrived.
@@ -760,19 +474,6 @@ enum Heard {
     Refused(Reject),
 }
 
-const LATE: Reject =
-    Reject { reason: RejectReason::Resources, detail: libc::EAGAIN.unsigned_abs() };
-const MALFORMED: Reject = Reject { reason: RejectReason::Malformed, detail: 0 };
-
-fn resources(errno: Errno) -> Reject {
-    Reject { reason: RejectReason::Resources, detail: errno.0.unsigned_abs() }
-}
-
-fn refuse(socket: &OwnedFd, reject: &Reject) {
-    // A peer that is gone needs no answer.
-    let _ = unix::send(socket.as_fd(), &reject.encode(), &[]);
-}
-
 /// The sender has closed, or its process has ended: no more messages will come.
 fn has_left(claim: &Claim, greeting: &Greeting) -> bool {
     claim.segment.producer_closed()
@@ -782,6 +483,7 @@ fn has_left(claim: &Claim, greeting: &Greeting) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::door::GREETINGS_MAX;
     use super::super::fixture::Heard::Message;
     use super::super::fixture::{Deaf, End, end, hears};
     use super::super::{ACCEPTS, READY};

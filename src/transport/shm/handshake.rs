@@ -3,16 +3,18 @@
 
 use super::attach::{probe_read, probe_write};
 use super::copy_rate::CopyRate;
-use super::greeting::Greeting;
+use super::door::Greeting;
 use super::hello::{self, Hello, Reject, Welcome};
 use super::hints::Hint;
-use super::inbound::Attention;
+use super::inbound::{Attention, Inbound};
 use super::layout::{
     FRUGAL, Geometry, LAVISH, SLOT, SLOTS, SLOTS_STEP, receivers_bell, set_receivers_bell,
 };
 use super::names::{self, Found, Listener};
+use super::outbound::Outbound;
 use super::ring::{Area, Consumer, Producer};
-use super::{Inbound, Outbound, Shm, TOKEN_OUTBOUND};
+use super::state::{self, SETTLES_NS, Shm};
+use super::tokens::TOKEN_OUTBOUND;
 use crate::sys::bell::Bell;
 use crate::sys::close::close_elsewhere;
 use crate::sys::cma::Range;
@@ -62,7 +64,7 @@ impl Shm {
         {
             Found::Open(socket, credentials) => (socket, credentials),
             Found::Aloof(_) => return Ok(Contact::Elsewhere),
-            Found::Stranger(uid) => return Ok(super::stranger(address, uid)),
+            Found::Stranger(uid) => return Ok(state::stranger(address, uid)),
             Found::Nobody => return Ok(Contact::Missing(Errno(libc::ECONNREFUSED))),
         };
         let (socket, credentials) = self.may_link(peer, found, swept)?;
@@ -202,7 +204,7 @@ impl Shm {
             .then(|| Area::new(consumer.memory().clone(), hello.geometry, hello.identity));
         if self.waiting.asked {
             consumer.set_waits();
-            self.waiting.settles_at = clock::now_ns().saturating_add(super::SETTLES_NS);
+            self.waiting.settles_at = clock::now_ns().saturating_add(SETTLES_NS);
         }
         if self.pressure {
             consumer.set_pressure(true);

@@ -13,6 +13,7 @@ pub(crate) mod config;
 mod copy_rate;
 mod crowd;
 mod departure;
+mod door;
 #[cfg(test)]
 mod fixture;
 mod greeting;
@@ -22,14 +23,27 @@ mod hints;
 mod inbound;
 mod layout;
 mod names;
+mod outbound;
 mod reaching;
 mod refusals;
 mod refused;
+mod refusing;
+mod rejected;
 mod ring;
 mod sharing;
+mod state;
 mod storage;
+mod tokens;
+mod unsettled;
 mod watching;
 mod whole;
+mod words;
+
+pub(crate) use state::Shm;
+use state::{Due, SETTLES_NS, Settings, Waiting, stranger};
+use tokens::{
+    TOKEN_BELL, TOKEN_GREETING, TOKEN_INBOUND, TOKEN_LISTENER, TOKEN_OUTBOUND, TOKEN_PROCESS,
+};
 
 use super::peers::PeerTable;
 use super::{
@@ -38,26 +52,21 @@ use super::{
 };
 use crate::memory::Segment;
 use crate::sys::bell::{Bell, Ring};
-use crate::sys::cancel::Shield;
 use crate::sys::gate::Gate;
 use crate::sys::late_set::{LateSet, LateTimer};
-use crate::sys::order::fence;
 use crate::sys::{Errno, clock, process, unix, user};
 use crate::telemetry::log;
-use budget::Budget;
 use config::{CmaPolicy, ShmConfig};
-use copy_rate::CopyRate;
 use crowd::Crowd;
-use greeting::Door;
-use hints::Hint;
+use door::Door;
 use inbound::{Inbound, Links};
 use layout::{FRUGAL, MOVABLE_MAX, SLOT_ROOM};
 use names::{Found, Kind, Names};
-use reaching::Unsettled;
+use outbound::Outbounds;
 use refusals::Refusals;
-use ring::{Popped, Producer, Wake};
-use std::os::fd::OwnedFd;
+use ring::Popped;
 use std::sync::Arc;
+use unsettled::Reaching;
 use watching::{LIVENESS_NS, Watches};
 
 /// Messages taken from one ring before the next ring is polled.
@@ -67,125 +76,6 @@ const BATCH: usize = 16;
 const ACCEPTS: usize = 64;
 const READY: usize = 32;
 const ROUNDS: usize = 8;
-
-/// Time from when a sender is asked to check for sleepers until we may sleep, nanoseconds. Before the sender sees that
-/// request, it publishes messages without ringing the doorbell, and we may not see those at once either
-/// (`ring::model`). After this time both have happened.
-const SETTLES_NS: u64 = 50_000;
-
-const TOKEN_LISTENER: u64 = 1;
-const TOKEN_GREETING: u64 = 1 << 32;
-const TOKEN_OUTBOUND: u64 = 2 << 32;
-const TOKEN_INBOUND: u64 = 3 << 32;
-const TOKEN_PROCESS: u64 = 4 << 32;
-const TOKEN_BELL: u64 = 2;
-
-#[derive(Debug)]
-struct Outbound {
-    producer: Producer,
-    /// Identity of its segment.
-    identity: u32,
-    /// The connection, until the receiver has answered; afterwards only between processes that do not both see each
-    /// other's id.
-    socket: Option<OwnedFd>,
-    pid: i32,
-    /// When the link was made, nanoseconds.
-    since: u64,
-    bell: Arc<Bell>,
-    /// The link's bit in the receiver's words.
-    hint: Option<Hint>,
-    /// The receiver's features and its incarnation, as in its connect reply.
-    features: Option<u32>,
-    nonce: Option<u64>,
-    copy_rate: CopyRate,
-}
-
-/// By peer.
-type Outbounds = Vec<Option<Box<Outbound>>>;
-
-/// Settings of the user and the job key that apply to links.
-#[derive(Debug)]
-struct Settings {
-    cma: CmaPolicy,
-    /// Fingerprint of the application's job key; 0 without one.
-    mark: u64,
-    push_max: Option<usize>,
-    share_min: Option<usize>,
-    budget: Arc<Budget>,
-}
-
-impl Settings {
-    fn new(cma: CmaPolicy, memory: usize) -> Self {
-        let budget = Arc::new(Budget::new(memory));
-        Self { cma, mark: 0, push_max: None, share_min: None, budget }
-    }
-}
-
-/// Direct access of peers to our memory.
-#[derive(Debug)]
-struct Reaching {
-    /// Holds `nonce` for peers to read, and a word that peers may write: used by probes of cross-memory attach and at
-    /// the beginning of each copy.
-    gate: Gate,
-    /// Peers that were in the middle of a copy when their keys were invalidated.
-    unsettled: Vec<Unsettled>,
-}
-
-/// Work for the next turn.
-#[derive(Debug, Default)]
-struct Due {
-    /// Peers that violated the protocol in `poll`.
-    broken: Vec<PeerId>,
-    /// Peers whose incoming link belongs to an earlier incarnation.
-    stale: Vec<PeerId>,
-    /// Processes that have ended, while links with their successors wait to be made.
-    ended: Vec<i32>,
-    /// The next poll has to run a turn.
-    urgent: bool,
-}
-
-impl Due {
-    /// `peer` violated the protocol.
-    fn end(&mut self, peer: PeerId) {
-        self.broken.push(peer);
-        self.urgent = true;
-    }
-}
-
-/// Whether a thread sleeps until a ring has a message.
-#[derive(Debug, Default)]
-struct Waiting {
-    /// Senders were asked to check for sleepers.
-    asked: bool,
-    /// No sleep before this time, nanoseconds.
-    settles_at: u64,
-    sleeping: bool,
-}
-
-/// The shared-memory interface of one endpoint.
-#[derive(Debug)]
-pub(crate) struct Shm {
-    me: Address,
-    host: LocalHost,
-    nonce: u64,
-    settings: Settings,
-    door: Door,
-    epoll: Arc<LateSet>,
-    /// `None`: the endpoint takes no links.
-    bell: Option<Arc<Bell>>,
-    reaching: Reaching,
-    crowd: Crowd,
-    outbound: Outbounds,
-    inbound: Links,
-    /// Messages from the rings of refused links, for the endpoint to send another way.
-    returned: Vec<Returned>,
-    refusals: Refusals,
-    watches: Watches,
-    due: Due,
-    pressure: bool,
-    waiting: Waiting,
-    owner: i32,
-}
 
 impl Shm {
     /// Opens the interface under the port of `me`. Without a `doorbell` it takes no links, and its name says so. Errors:
@@ -232,19 +122,6 @@ impl Shm {
         let bell = Bell::new()?;
         epoll.add_lasting(bell.fd(), TOKEN_BELL)?;
         Ok(Arc::new(bell))
-    }
-
-    /// False in a forked child, which must not act for its parent when it closes or exits.
-    fn is_owner(&self) -> bool {
-        process::pid() == self.owner
-    }
-
-    fn out(&self, peer: PeerId) -> Option<&Outbound> {
-        self.outbound.get(peer.index())?.as_deref()
-    }
-
-    fn inbound_of(&self, peer: PeerId) -> Option<&Inbound> {
-        self.inbound.of(peer)
     }
 
     /// Finds which endpoint has the port of `address` on this node. Errors: Again, and those of creating a socket.
@@ -679,12 +556,6 @@ fn without_doorbell(errno: &Errno) {
     );
 }
 
-/// The port belongs to another user.
-fn stranger(address: &Address, uid: u32) -> Contact {
-    log::limited!("{address} belongs to user {uid}, not to {}: refused", process::effective_uid());
-    Contact::Missing(Errno(libc::EPERM))
-}
-
 impl Drop for Shm {
     fn drop(&mut self) {
         if self.is_owner() {
@@ -703,37 +574,6 @@ impl Drop for Shm {
             }
             self.settle();
             self.leave_unsettled();
-        }
-    }
-}
-
-impl Outbound {
-    /// A message was published: wakes the receiver if necessary.
-    #[inline]
-    fn tell(&mut self, published: Wake) {
-        match published {
-            Wake::NotNeeded => {}
-            Wake::Needed => self.wake(Ring::Message),
-            Wake::Hint => self.raise(),
-        }
-    }
-
-    /// A message was published in a ring at which the receiver does not look.
-    #[cold]
-    fn raise(&self) {
-        if self.hint.as_ref().is_some_and(Hint::raise) {
-            self.wake(Ring::Message);
-        }
-    }
-
-    /// Rings the receiver's doorbell, once the receiver has accepted the link.
-    #[cold]
-    fn wake(&self, why: Ring) {
-        let _shield = Shield::raise();
-        // A receiver that stores its doorbell looks whether the link was closed before that.
-        fence();
-        if let Some(bell) = layout::receivers_bell(self.producer.memory()) {
-            self.bell.ring(bell, why);
         }
     }
 }

@@ -19,15 +19,15 @@
 //!
 //! A peer whose pid is not visible (another pid namespace) is told of no region, and of no buffer to write to.
 
-mod words;
-
+use super::inbound::Inbound;
 use super::layout::EPOCH;
-use super::{Inbound, Reaching, Shm};
+use super::state::Shm;
+use super::unsettled::{Reaching, Unsettled};
+use super::words::Words;
 use crate::memory::SegmentList;
+use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::sys::gate::Gate;
-use crate::sys::shared_memory::SharedMemory;
-use crate::sys::{Errno, process};
 use crate::telemetry::log;
 use crate::transport::settling::settle;
 use crate::transport::{
@@ -35,25 +35,7 @@ use crate::transport::{
     Remote, RemoteKey, SendError,
 };
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
-use words::Words;
-
-/// A peer that was in the middle of a copy.
-#[derive(Debug)]
-pub(super) struct Unsettled {
-    memory: Arc<SharedMemory>,
-    /// The value of REACHING then.
-    seen: u64,
-    pid: i32,
-}
-
-impl Unsettled {
-    /// The peer still copies, or may. `open`: a process that is not within a copy may still begin one.
-    fn is_busy(&self, open: bool) -> bool {
-        let copies = Words::of(&self.memory).is_some_and(|words| !words.has_ended(self.seen));
-        copies && process::is_running(self.pid) && (open || process::may_copy(self.pid))
-    }
-}
+use std::sync::{Mutex, PoisonError};
 
 /// Unsettled peers of endpoints that have closed, whose gates are closed.
 static LEFT: Mutex<Vec<Unsettled>> = Mutex::new(Vec::new());

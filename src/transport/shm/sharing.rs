@@ -1,7 +1,8 @@
 //! Split copies over a link: the receiver reads chunks of a message, the sender writes others.
 
+use super::inbound::Inbound;
 use super::layout::{CELL, CELLS, LAVISH, PIECE_MAX};
-use super::{Inbound, Shm};
+use super::state::Shm;
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::cma::Range;
 use crate::sys::shared_memory::SharedMemory;

@@ -1,7 +1,8 @@
 //! Long messages that go through a ring at once, unsolicited: no state about them is kept.
 
+use super::outbound::Outbound;
 use super::ring::Full;
-use super::{Outbound, Shm};
+use super::state::Shm;
 use crate::memory::Segment;
 use crate::transport::{Head, PeerId, piece_of};
 

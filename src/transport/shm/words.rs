@@ -1,7 +1,7 @@
 //! The two words of a link by which its ends agree whether the sender may copy from or to the receiver's memory. Each
 //! side writes one, passes a full fence and reads the other's.
 
-use super::super::layout::{EPOCH, REACHING};
+use super::layout::{EPOCH, REACHING};
 use crate::sys::order::{self, Word};
 use crate::sys::shared_memory::SharedMemory;
 use std::sync::atomic::{AtomicU64, Ordering};

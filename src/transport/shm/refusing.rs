@@ -1,0 +1,248 @@
+//! What becomes of links that were refused for want of descriptors or memory, here and by peers (`refused`).
+
+use super::refused::{LOOK_NS, Segment, Unmapped};
+use super::ring::{Consumer, Popped};
+use super::state::Shm;
+use crate::sys::{Errno, clock};
+use crate::telemetry::log;
+use crate::transport::{Departure, Handler, Message, PeerId, Returned};
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+
+impl Shm {
+    /// Looks at the links that were refused here: forgets those whose senders have taken their messages back, and reads
+    /// those whose senders have ended without doing so.
+    pub(super) fn look_after_refused(&mut self, handler: &mut impl Handler) -> usize {
+        let now = clock::now_ns();
+        let mut ready = None;
+        self.door.refused.retain_mut(|refused| {
+            if now < refused.look_at {
+                return true;
+            }
+            if refused.segment.has_moved() {
+                return false;
+            }
+            if ready.is_none() && refused.is_ready(now) {
+                ready = Some(refused.peer);
+            }
+            if matches!(refused.segment, Segment::Unmapped(_)) {
+                refused.look_at = now.saturating_add(LOOK_NS);
+            }
+            true
+        });
+        let Some(peer) = ready else { return 0 };
+        // If there are links to the peer, their end will come soon, and `depart` delivers these messages.
+        if self.out(peer).is_some() || self.inbound_of(peer).is_some() {
+            return 0;
+        }
+        let departure = match self.read_refused(peer, handler) {
+            Ok(true) => Departure::Closed,
+            Ok(false) => Departure::Failed(Errno(libc::EHOSTDOWN)),
+            Err(errno) => Departure::Failed(errno),
+        };
+        handler.on_departure(peer, departure);
+        1
+    }
+
+    /// Delivers the messages that `peer`, which has ended, wrote into refused links. True: it has closed in order.
+    /// Error: messages are lost, because a segment cannot be mapped.
+    pub(super) fn read_refused(
+        &mut self,
+        peer: PeerId,
+        handler: &mut impl Handler,
+    ) -> Result<bool, Errno> {
+        let mut end = Ok(false);
+        while let Some(at) = self.door.refused.iter().position(|refused| refused.peer == peer) {
+            let mut refused = self.door.refused.swap_remove(at);
+            // In this order: a sender that has ended does not set MOVED any more.
+            if !refused.is_left() || refused.segment.has_moved() {
+                continue;
+            }
+            let closed = refused.segment.producer_closed();
+            refused.segment.map();
+            match refused.segment {
+                Segment::Mapped(mut consumer) => {
+                    end = end.map(|_| closed);
+                    handler.on_peer(peer, &refused.source);
+                    while let Popped::Message | Popped::Handed(_) =
+                        consumer.pop(|header, payload| handler.on_message(peer, header, payload))
+                    {
+                    }
+                }
+                Segment::Unmapped(Unmapped { errno, .. }) => {
+                    log::limited!(
+                        cause: errno.0,
+                        "cannot map the shared memory of {} ({errno}), which has ended: what it had sent through it is lost",
+                        refused.source
+                    );
+                    end = Err(errno);
+                }
+            }
+        }
+        end
+    }
+
+    /// `peer` has refused our link and read nothing of it: its messages are to go another way.
+    pub(super) fn take_back(&mut self, peer: PeerId, errno: Errno) {
+        let Some(link) = self.outbound.get_mut(peer.index()).and_then(Option::take) else { return };
+        if let Some(socket) = &link.socket {
+            self.epoll.remove(socket.as_fd());
+        }
+        let producer = &link.producer;
+        producer.take_back();
+        let mut consumer = Consumer::new(producer.memory().clone(), producer.geometry());
+        let mut messages = VecDeque::new();
+        while let Popped::Message | Popped::Handed(_) = consumer.pop(|header, payload| {
+            messages.push_back(Message { header: header.to_vec(), payload: payload.to_vec() });
+        }) {}
+        self.unwatch(link.pid);
+        self.crowd.stale = true;
+        self.returned.push(Returned { peer, pid: link.pid, errno, messages });
+        self.due.urgent = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::Heard::{Left, Message as Came};
+    use super::super::fixture::{End, Heard, end, hears};
+    use super::*;
+    use crate::sys::shared_memory::REFUSED;
+    use crate::transport::shm::config::CmaPolicy;
+    use crate::transport::{Contact, Messages, Mode, Transport};
+
+    fn send(from: &mut End, to: &End, lens: &[usize]) -> PeerId {
+        let peer = from.connect(to);
+        for len in lens {
+            let pack = |at: usize, to: &mut [u8]| {
+                (at..).zip(to).for_each(|(i, byte)| *byte = i as u8);
+            };
+            from.shm.send(peer, fits(*len), b"header", *len, pack).unwrap();
+        }
+        peer
+    }
+
+    fn fits(len: usize) -> Mode {
+        if 6 + len <= super::super::SLOT_ROOM { Mode::Short } else { Mode::Bulk }
+    }
+
+    const LENS: [usize; 6] = [0, 8, 65536, 100, 5000, 3];
+
+    const NO_DESCRIPTOR: Errno = Errno(libc::EMFILE);
+    const NO_MEMORY: Errno = Errno(libc::ENOMEM);
+
+    /// `end` refuses all links, for this reason.
+    fn refuse(end: &mut End, errno: Option<Errno>) {
+        end.shm.refuse_all(errno == Some(NO_DESCRIPTOR));
+        REFUSED.set(errno.filter(|errno| *errno != NO_DESCRIPTOR));
+    }
+
+    /// `a` has sent to `b`, which refuses its link; `back`: there is a link the other way.
+    fn refused(back: bool, errno: Errno) -> (End, End, PeerId) {
+        let (mut a, mut b) = (end(CmaPolicy::Auto), end(CmaPolicy::Auto));
+        refuse(&mut b, None);
+        if back {
+            send(&mut b, &a, &[1]);
+            assert_eq!(hears(&mut a), [Came(1)]);
+        }
+        refuse(&mut b, Some(errno));
+        let peer = send(&mut a, &b, &LENS);
+        assert_eq!(hears(&mut b), []);
+        assert_eq!(b.shm.door.refused.len(), 1);
+        (a, b, peer)
+    }
+
+    fn each_way() -> impl Iterator<Item = (bool, Errno)> {
+        [false, true].into_iter().flat_map(|back| [NO_DESCRIPTOR, NO_MEMORY].map(|e| (back, e)))
+    }
+
+    /// Runs turns until `end` has seen the departure of its peer; time passes meanwhile.
+    fn hears_the_end(end: &mut End) -> Vec<Heard> {
+        let (mut all, begun) = (Vec::new(), clock::now_ns());
+        while !matches!(all.last(), Some(Left(_))) {
+            assert!(clock::now_ns() - begun < 60_000_000_000, "{all:?}");
+            all.extend(hears(end));
+        }
+        all
+    }
+
+    #[test]
+    fn what_was_refused_comes_back_in_order() {
+        for (back, why) in each_way() {
+            let (mut a, mut b, peer) = refused(back, why);
+            assert_eq!(hears(&mut a), []);
+            let [Returned { peer: whose, errno, messages, .. }] = &a.shm.returned()[..] else {
+                panic!()
+            };
+            assert_eq!((*whose, *errno), (peer, why));
+            let lens: Vec<usize> = messages.iter().map(|message| message.payload.len()).collect();
+            assert_eq!(lens, LENS);
+            for Message { header, payload } in messages {
+                assert!(
+                    header == b"header" && (0..).zip(payload).all(|(i, byte)| *byte == i as u8)
+                );
+            }
+            assert!(!a.shm.is_connected(peer));
+            std::thread::sleep(std::time::Duration::from_nanos(2 * LOOK_NS));
+            assert_eq!(hears(&mut b), []);
+            assert!(b.shm.door.refused.is_empty(), "it has heard that they go another way");
+            drop(a);
+            let left = [Left(Departure::Closed)];
+            assert_eq!(hears(&mut b), left[..usize::from(back)], "they are not delivered twice");
+        }
+    }
+
+    #[test]
+    fn a_sender_that_leaves_before_it_hears_has_sent_all_the_same() {
+        for (back, why) in each_way() {
+            let (a, mut b, _) = refused(back, why);
+            REFUSED.set(None);
+            drop(a);
+            let mut expected: Vec<Heard> = LENS.into_iter().map(Came).collect();
+            expected.push(Left(Departure::Closed));
+            assert_eq!(hears_the_end(&mut b), expected, "{back} {why}");
+            assert!(b.shm.door.refused.is_empty());
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_mapped_is_told_to_be_lost() {
+        for back in [false, true] {
+            let (a, mut b, _) = refused(back, NO_MEMORY);
+            drop(a);
+            assert_eq!(hears_the_end(&mut b), [Left(Departure::Failed(NO_MEMORY))], "{back}");
+            assert!(b.shm.door.refused.is_empty());
+            REFUSED.set(None);
+        }
+    }
+
+    #[test]
+    fn a_sender_that_has_left_before_it_is_refused_has_a_link_for_a_moment() {
+        let (mut a, mut b) = (end(CmaPolicy::Auto), end(CmaPolicy::Auto));
+        refuse(&mut b, Some(NO_DESCRIPTOR));
+        send(&mut a, &b, &LENS);
+        drop(a);
+        let mut expected: Vec<Heard> = LENS.into_iter().map(Came).collect();
+        expected.push(Left(Departure::Closed));
+        assert_eq!(hears(&mut b), expected);
+    }
+
+    #[test]
+    fn without_a_doorbell_an_endpoint_is_reached_over_the_network() {
+        let (mut a, mut b) = (end(CmaPolicy::Auto), end(CmaPolicy::Auto).without_bell());
+        assert!(!b.shm.is_open());
+        let to = a.peers.intern(&b.me).unwrap();
+        assert_eq!(a.shm.connect(to, &b.me, false), Ok(Contact::Elsewhere));
+        let back = b.peers.intern(&a.me).unwrap();
+        assert_eq!(b.shm.connect(back, &a.me, false), Ok(Contact::Elsewhere));
+    }
+
+    #[test]
+    fn once_there_is_room_a_link_is_made_again() {
+        let (mut a, mut b, _) = refused(false, NO_DESCRIPTOR);
+        hears(&mut a);
+        refuse(&mut b, None);
+        send(&mut a, &b, &[7]);
+        assert_eq!(hears(&mut b), [Came(7)]);
+    }
+}
