@@ -131,11 +131,15 @@ pub(crate) fn probe(arguments: &[&str], folder: Option<&Path>) -> Result<Value, 
     Ok(found)
 }
 
-/// What the provider's log says of each RDMA device, once each.
+/// What the provider's log says of each RDMA device, once each, when it is asked what there is.
 fn devices(log: &str) -> Vec<&str> {
     const SUBJECTS: [&str; 3] = ["RDMA through ", "RDMA device ", "no RDMA at "];
     let mut found = Vec::new();
     for line in log.lines() {
+        // That one is of an endpoint.
+        if line.contains("; queue pair ") {
+            continue;
+        }
         let at = SUBJECTS.iter().find_map(|subject| line.find(subject));
         let verdict = at.and_then(|at| line.get(at..));
         found.extend(verdict.filter(|verdict| !found.contains(verdict)));
@@ -149,7 +153,8 @@ mod tests {
     fn the_verdict_on_each_device_is_found_once() {
         let log = "[a:1] udrv info: RDMA through mlx5_0:1, RoCE v2: it is routable\n\
             libfabric:1:9::udrv:core:log():1<info> RDMA device mlx5_1:1 is not active\n\
-            [a:1] udrv info: RDMA device mlx5_1:1 is not active\n[a:1] udrv info: other\n";
+            [a:1] udrv info: RDMA device mlx5_1:1 is not active\n[a:1] udrv info: other\n\
+            [a:1] udrv info: RDMA through mlx5_0:1: it is routable; queue pair 0x2002\n";
         let wanted = [
             "RDMA through mlx5_0:1, RoCE v2: it is routable",
             "RDMA device mlx5_1:1 is not active",

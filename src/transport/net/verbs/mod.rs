@@ -143,7 +143,7 @@ struct Made {
 }
 
 fn make(found: Found) -> Made {
-    let Found { choice, at, port } = found;
+    let Found { choice, at, port, .. } = found;
     let Some(port) = port else {
         log::info(format_args!(
             "RDMA through {choice}: {}; it has no UD queue pairs, so only long messages and one-sided operations go there",
@@ -197,10 +197,13 @@ fn find_at(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, Errno> {
     let me = Address(std::net::SocketAddr::new(ip, 0));
     let spread = Spread::new(0, false);
     let found = first_that_works(settings, &me, spread, 1, |_| (TRIED_SLOTS, TRIED_SLOTS))?;
-    let Some(Found { choice, at: At { device, .. }, .. }) = found else {
+    let Some(Found { choice, at: At { device, .. }, others, .. }) = found else {
         return without_device(settings).map(|()| None);
     };
     log::info(format_args!("RDMA through {choice}: {}", choice.reason));
+    for other in others {
+        log::info(format_args!("RDMA device {other}"));
+    }
     rv::check(settings.rv)?;
     let facts = device.facts()?;
     let infiniband = choice.port.link == LinkLayer::InfiniBand;
@@ -238,6 +241,8 @@ struct Found {
     at: At,
     /// `None`: it has no UD queue pairs.
     port: Option<UdPort>,
+    /// The other ports, each with a reason.
+    others: Vec<String>,
 }
 
 /// How packets of `port` are marked.
@@ -262,11 +267,8 @@ fn first_that_works(
     }
     let (found, refused) =
         if present() { search(settings, me, spread, qkey, slots) } else { (None, vec![]) };
-    if found.is_some() {
-        for why in refused {
-            log::info(format_args!("RDMA device {why}"));
-        }
-        return Ok(found);
+    if let Some(found) = found {
+        return Ok(Some(Found { others: refused, ..found }));
     }
     let what = reasons(&refused);
     if settings.policy == RdmaPolicy::Require {
@@ -321,14 +323,15 @@ fn search(
         let (cause, why) = match open_at(&at, &choice, qkey, slots(&choice.port)) {
             Ok(port) => {
                 at.place.number = port.number();
-                refused
-                    .extend(choices.map(|next| format!("{next} is not needed: {}", next.reason)));
-                return (Some(Found { choice, at, port: Some(port) }), refused);
+                refused.extend(
+                    choices.map(|next| format!("{next} could be used too: {}", next.reason)),
+                );
+                return (Some(Found { choice, at, port: Some(port), others: Vec::new() }), refused);
             }
             Err(errno) if has_no_kind(errno) && connecting.is_none() => {
                 match rc::connects(&at, settings) {
                     Ok(()) => {
-                        connecting = Some(Found { choice, at, port: None });
+                        connecting = Some(Found { choice, at, port: None, others: Vec::new() });
                         continue;
                     }
                     Err(other) => {
