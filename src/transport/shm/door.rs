@@ -2,7 +2,7 @@
 //! that were refused, and the attempts to make links that wait for them.
 
 use super::hello::{Hello, Reject, RejectReason};
-use super::names::{Listener, Names};
+use super::names::Names;
 use super::refused::{Refused, Segment};
 use super::tokens::TOKEN_LISTENER;
 use crate::sys::clock::Waited;
@@ -28,8 +28,8 @@ pub(super) const STRANGERS_MAX: usize = 16;
 /// A longer pause between two attempts counts as the second value.
 pub(super) const CALLERS_NS: u64 = 50_000_000;
 pub(super) const CALLERS_PAUSE_NS: u64 = 5_000_000;
-/// How long the connection of an attempt to make a link is kept, nanoseconds: less than `HELLO_NS`.
-pub(super) const ATTEMPT_NS: u64 = 4_000_000_000;
+/// How long an attempt to make a link is remembered, nanoseconds.
+pub(super) const ATTEMPT_NS: u64 = 10_000_000_000;
 /// Pauses in accepting, nanoseconds: one after a turn with connections of other users, and a backoff after errors: its
 /// first value, doubled with each further error, and its last value.
 pub(super) const PAUSE_NS: u64 = 1_000_000;
@@ -77,8 +77,9 @@ impl Claim {
 #[derive(Debug)]
 pub(super) struct Attempt {
     pub(super) peer: PeerId,
-    /// A connection to the incarnation that listened at the peer's address.
-    pub(super) found: Listener,
+    /// The process that listened at the peer's address. Not a connection to it: a process that has to wait for a processor
+    /// would keep that silent for long, and the peer would turn it away.
+    pub(super) pid: i32,
     pub(super) since: u64,
     pub(super) wait: Waited,
 }
@@ -148,7 +149,6 @@ impl Door {
         self.paused_until != 0
             || !self.strangers.is_empty()
             || !self.refused.is_empty()
-            || !self.attempts.is_empty()
             || self.greetings.iter().any(Option::is_some)
     }
 
@@ -169,33 +169,19 @@ impl Door {
         self.attempts.iter_mut().any(|one| one.peer == peer && !one.is_over(self.swept_at))
     }
 
-    /// The connection to `peer` of an attempt that need not wait any more, unless the peer has closed it.
-    pub(super) fn kept(&mut self, peer: PeerId) -> Option<Listener> {
-        let at = self.attempts.iter().position(|one| one.peer == peer)?;
-        let (socket, credentials) = self.attempts.swap_remove(at).found;
-        if unix::has_hung_up(socket.as_fd()) {
-            self.strangers.push(socket);
-            return None;
-        }
-        Some((socket, credentials))
-    }
-
-    /// `peer` was just found at the other end of a connection: its link has to wait until what waits here is taken in.
-    /// Returns the connection if nothing waits.
-    pub(super) fn hold_back(&mut self, peer: PeerId, found: Listener) -> Option<Listener> {
-        if !self.has_callers() {
-            return Some(found);
+    /// `peer` was just found in process `pid`: whether its link has to wait until what waits here is taken in.
+    pub(super) fn hold_back(&mut self, peer: PeerId, pid: i32) -> bool {
+        self.attempts.retain(Attempt::is_recent);
+        let at = self.attempts.iter().position(|one| one.peer == peer);
+        let before = at.map(|at| self.attempts.swap_remove(at));
+        if before.is_some_and(|mut one| one.pid == pid && one.is_over(self.swept_at))
+            || !self.has_callers()
+        {
+            return false;
         }
         let wait = Waited::from_now(CALLERS_PAUSE_NS);
-        self.attempts.push(Attempt { peer, found, since: clock::now_ns(), wait });
-        None
-    }
-
-    /// Closes the connections of attempts that nobody has made again.
-    pub(super) fn drop_old_attempts(&mut self) {
-        while let Some(at) = self.attempts.iter().position(|one| !one.is_recent()) {
-            self.strangers.push(self.attempts.swap_remove(at).found.0);
-        }
+        self.attempts.push(Attempt { peer, pid, since: clock::now_ns(), wait });
+        true
     }
 
     /// A turn that began at `begun` has handled all that was ready.

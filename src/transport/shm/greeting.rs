@@ -157,7 +157,6 @@ impl Shm {
     ) -> usize {
         let now = clock::now_ns();
         self.door.resume(&self.epoll, now);
-        self.door.drop_old_attempts();
         self.door.close_strangers();
         self.door.spare.refill();
         let mut n = self.look_after_refused(handler);

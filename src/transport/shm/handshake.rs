@@ -10,7 +10,7 @@ use super::inbound::{Attention, Inbound};
 use super::layout::{
     FRUGAL, Geometry, LAVISH, SLOT, SLOTS, SLOTS_STEP, receivers_bell, set_receivers_bell,
 };
-use super::names::{self, Found, Listener};
+use super::names::{self, Found};
 use super::outbound::Outbound;
 use super::ring::{Area, Consumer, Producer};
 use super::state::{self, SETTLES_NS, Shm};
@@ -57,17 +57,13 @@ impl Shm {
             self.due.urgent = true;
             return Err(Errno(libc::EAGAIN));
         }
-        let kept = self.door.kept(peer);
-        let swept = kept.is_some();
-        let found = match kept
-            .map_or_else(|| names::find(address.port()), |kept| Ok(Found::Open(kept.0, kept.1)))?
-        {
+        let (socket, credentials) = match names::find(address.port())? {
             Found::Open(socket, credentials) => (socket, credentials),
             Found::Aloof(_) => return Ok(Contact::Elsewhere),
             Found::Stranger(uid) => return Ok(state::stranger(address, uid)),
             Found::Nobody => return Ok(Contact::Missing(Errno(libc::ECONNREFUSED))),
         };
-        let (socket, credentials) = self.may_link(peer, found, swept)?;
+        self.may_link(peer, &socket, credentials.pid)?;
         let (geometry, memory, fd) = segment()?;
         let identity = process::random_u64() as u32 >> 8;
         let hello = self.request(geometry, identity, credentials.pid, &bell);
@@ -103,16 +99,20 @@ impl Shm {
         Ok(Contact::Linked)
     }
 
-    /// The connection to `peer`, if there can be a link now. `swept`: what waited here when the connection was made was
-    /// taken in. Errors: EAGAIN, not yet; EMFILE.
-    fn may_link(&mut self, peer: PeerId, found: Listener, swept: bool) -> Result<Listener, Errno> {
-        let pid = found.1.pid;
-        let scarce = process::descriptors_are_scarce(&found.0);
+    /// Whether there can be a link to `peer`, process `pid`, now. Errors: EAGAIN, not yet; EMFILE.
+    fn may_link(&mut self, peer: PeerId, socket: &OwnedFd, pid: i32) -> Result<(), Errno> {
+        let scarce = process::descriptors_are_scarce(socket);
         if scarce && self.awaits_answers() || self.is_successor(pid) {
             return Err(Errno(libc::EAGAIN));
         }
         if scarce && stays(pid) != 0 {
             return Err(Errno(libc::EMFILE));
+        }
+        // The last messages of an earlier incarnation of the peer may wait at our listener. They are delivered, and that
+        // incarnation departs, before there is a link to the next one.
+        if self.inbound_of(peer).is_none() && self.door.hold_back(peer, pid) {
+            self.due.urgent = true;
+            return Err(Errno(libc::EAGAIN));
         }
         if self.inbound_of(peer).is_some_and(|link| link.pid != pid || link.has_ended()) {
             // The link is from another incarnation than the one that listens now: end that one first.
@@ -120,14 +120,7 @@ impl Shm {
             self.due.urgent = true;
             return Err(Errno(libc::EAGAIN));
         }
-        if swept || self.inbound_of(peer).is_some() {
-            return Ok(found);
-        }
-        // The last messages of an earlier incarnation of the peer may wait at our listener. They are delivered, and that
-        // incarnation departs, before there is a link to the next one.
-        let found = self.door.hold_back(peer, found);
-        self.due.urgent |= found.is_none();
-        found.ok_or(Errno(libc::EAGAIN))
+        Ok(())
     }
 
     /// The connect request for a link to process `pid`.
