@@ -108,6 +108,10 @@ impl SharedMemory {
     }
 
     fn unsealed(label: &str, len: usize, reserved: usize) -> Result<OwnedFd> {
+        #[cfg(test)]
+        if let Some(errno) = SHORT.get() {
+            return Err(errno);
+        }
         // The kernel would end a process that exceeds the limit (setrlimit(2), SIGXFSZ).
         if process::file_size_limit().is_some_and(|limit| limit < len) {
             return Err(Errno(libc::EFBIG));
@@ -128,13 +132,11 @@ impl SharedMemory {
         // If a filter forbids that call, the other one sizes the file, and reserves all of it.
         let reserved = if sized.is_ok() { reserved } else { len };
         let reserved = libc::off_t::try_from(reserved).map_err(|_| Errno(libc::EINVAL))?;
-        let rc = match reserved {
-            0 => 0,
-            // SAFETY: an owned descriptor.
-            _ => unsafe { libc::posix_fallocate(fd.as_raw_fd(), 0, reserved) },
-        };
-        if rc != 0 {
-            return Err(Errno(rc));
+        if reserved != 0 {
+            reserve(|| {
+                // SAFETY: an owned descriptor.
+                Errno(unsafe { libc::posix_fallocate(fd.as_raw_fd(), 0, reserved) })
+            })?;
         }
         Ok(fd)
     }
@@ -223,6 +225,8 @@ fn seal(fd: &OwnedFd, seals: libc::c_int) -> Result<()> {
 thread_local! {
     /// For tests: as if the system refused every `attach` of this thread.
     pub(crate) static REFUSED: std::cell::Cell<Option<Errno>> = const { std::cell::Cell::new(None) };
+    /// For tests: as if the system had nothing for new memory of this thread.
+    pub(crate) static SHORT: std::cell::Cell<Option<Errno>> = const { std::cell::Cell::new(None) };
 }
 
 /// Length of a memfd, bytes. If a filter forbids one of two calls, the other one is used.
@@ -276,9 +280,39 @@ impl AsFdRef for OwnedFd {
     }
 }
 
+/// Reserves by `fallocate`, which older kernels begin anew whenever a signal is pending. Errors: its own; EAGAIN after
+/// [`SIGNALS`] signals.
+fn reserve(mut fallocate: impl FnMut() -> Errno) -> Result<()> {
+    for _ in 0..SIGNALS {
+        match fallocate() {
+            Errno(0) => return Ok(()),
+            Errno(libc::EINTR) => {}
+            errno => return Err(errno),
+        }
+    }
+    Err(Errno(libc::EAGAIN))
+}
+
+/// How many signals may interrupt a reservation.
+const SIGNALS: usize = 100;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_signal_does_not_end_a_reservation() {
+        let after = |signals: usize, last: i32| {
+            let mut n = 0;
+            reserve(|| {
+                n += 1;
+                Errno(if n > signals { last } else { libc::EINTR })
+            })
+        };
+        assert_eq!((after(0, 0), after(3, 0)), (Ok(()), Ok(())));
+        assert_eq!(after(3, libc::ENOSPC), Err(Errno(libc::ENOSPC)));
+        assert_eq!(after(usize::MAX, 0), Err(Errno(libc::EAGAIN)));
+    }
 
     #[test]
     fn attached_memory_is_the_same_memory() {

@@ -749,7 +749,7 @@ mod tests {
     use super::pace::STILL_POLLS;
     use super::*;
     use crate::sys::event::wait_readable;
-    use crate::sys::shared_memory::REFUSED;
+    use crate::sys::shared_memory::{REFUSED, SHORT};
     use crate::transport::shm::Shm;
 
     #[test]
@@ -847,6 +847,25 @@ mod tests {
             assert!(payload.len() == usize::from(n) * 100 && payload.iter().all(|byte| *byte == n));
         }
         assert_eq!((a.unacknowledged(), a.route(to)), (0, Route::By(Lane::shm)));
+    }
+
+    #[test]
+    fn a_shortage_here_does_not_lose_what_a_peer_has_refused() {
+        let (mut a, mut b) = (on_loopback(), on_loopback());
+        b.lanes.shm.as_mut().unwrap().refuse_all(true);
+        let to = a.connect(&b.address()).unwrap();
+        a.send(to, Mode::Short, b"header", 8, |_, to| to.fill(7)).unwrap();
+        let (mut ear, begun) = (Ear::default(), clock::now_ns());
+        while ear.0.is_empty() {
+            let early = clock::now_ns() - begun < 100_000_000;
+            b.lanes.shm.as_mut().unwrap().refuse_all(early);
+            SHORT.set(early.then_some(Errno(libc::EMFILE)));
+            a.poll(&mut Ear::default());
+            SHORT.set(None);
+            b.poll(&mut ear);
+            assert!(clock::now_ns() - begun < 60_000_000_000);
+        }
+        assert_eq!(ear.0, [[7; 8]]);
     }
 
     #[test]

@@ -18,6 +18,14 @@ use std::collections::VecDeque;
 /// The pause between two attempts, nanoseconds: the first one, and the longest.
 const RETRY_NS: (u64, u64) = (10_000_000, 1_000_000_000);
 
+impl Moving {
+    /// Sets the time of the next attempt; the pause after that one is longer.
+    fn wait(&mut self) {
+        self.at = clock::now_ns().saturating_add(self.pause);
+        self.pause = (2 * self.pause).clamp(RETRY_NS.0, RETRY_NS.1);
+    }
+}
+
 impl Router {
     /// Takes over the messages that transports have returned, and sends those that can be sent.
     pub(super) fn move_messages(&mut self, handler: &mut impl Handler) {
@@ -92,10 +100,10 @@ impl Router {
             }
             None => 0,
         };
-        let at = clock::now_ns().saturating_add(pause);
-        let pause = (2 * pause).clamp(RETRY_NS.0, RETRY_NS.1);
-        let (to, settles) = (None, false);
-        self.moving.push(Moving { peer, pid, errno, messages, from, to, settles, at, pause });
+        let (to, settles, at) = (None, false, 0);
+        let mut moving = Moving { peer, pid, errno, messages, from, to, settles, at, pause };
+        moving.wait();
+        self.moving.push(moving);
     }
 
     /// Contact with `peer` was just made: holds back all messages until the peer has accepted it.
@@ -153,7 +161,7 @@ impl Router {
     }
 
     /// The first transport that makes contact. The one that returned the messages is tried first if they only came too
-    /// late, last if a resource was short, or not at all.
+    /// late, last if a resource was short, or not at all. `Again`: also where a resource is short here.
     fn other_way(&mut self, moving: &mut Moving) -> Result<Lane, SendError> {
         let unknown = SendError::Unreachable(Errno(libc::EADDRNOTAVAIL));
         let peer = moving.peer;
@@ -165,6 +173,7 @@ impl Router {
         if at_once.or(again).is_none() {
             failed = SendError::Unreachable(moving.errno);
         }
+        let mut short = false;
         for lane in at_once.into_iter().chain(others).chain(again) {
             let asked = on_lane_mut!(
                 self.lanes, lane,
@@ -180,8 +189,16 @@ impl Router {
                 Ok(Contact::Missing(errno) | Contact::Refused(errno)) => {
                     failed = SendError::Unreachable(errno);
                 }
-                Err(e) => return Err(e),
+                Err(SendError::Again) => return Err(SendError::Again),
+                Err(error) => {
+                    short |= error.lasting().is_none();
+                    failed = error;
+                }
             }
+        }
+        if short {
+            moving.wait();
+            return Err(SendError::Again);
         }
         Err(failed)
     }

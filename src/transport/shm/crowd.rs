@@ -11,7 +11,8 @@ pub(super) struct Crowd {
     pub(super) processors: usize,
     /// The set of them; `None`: all, or unknown.
     bound: Option<Processors>,
-    /// Other processes with a link to this endpoint that may use one of these processors.
+    /// Other processes with a link to this endpoint, in order, and how many of them may use one of these processors.
+    counted: Vec<i32>,
     others: usize,
     /// The limit of this process's control group, and how many of the other processes it is for, whatever processors they may
     /// use; `None`: there is none.
@@ -27,8 +28,8 @@ impl Crowd {
         let machine = process::machine().1;
         let quota = Quota::here().map(|quota| (quota, 0));
         let (processors, bound) = (machine, None);
-        let (others, groups, stale) = (0, Vec::new(), false);
-        let mut crowd = Self { machine, processors, bound, others, quota, groups, stale };
+        let (counted, others, groups, stale) = (Vec::new(), 0, Vec::new(), false);
+        let mut crowd = Self { machine, processors, bound, counted, others, quota, groups, stale };
         crowd.look_again();
         crowd
     }
@@ -52,9 +53,22 @@ impl Crowd {
         let me = process::pid();
         processes.retain(|pid| *pid != me);
         self.count_sharing(&processes);
-        processes.retain(|pid| self.meets(*pid));
-        self.others = processes.len();
+        self.others = processes.iter().filter(|pid| self.meets(**pid)).count();
+        self.counted = processes;
         self.stale = false;
+    }
+
+    /// Counts one process more.
+    pub(super) fn count_one(&mut self, pid: i32) {
+        let Err(at) = self.counted.binary_search(&pid) else { return };
+        if pid == process::pid() {
+            return;
+        }
+        let mut processes = std::mem::take(&mut self.counted);
+        processes.insert(at, pid);
+        self.count_sharing(&processes);
+        self.others += usize::from(self.meets(pid));
+        self.counted = processes;
     }
 
     /// Counts those that share the limit. `processes`: in order.
@@ -106,6 +120,8 @@ mod tests {
         assert!(!crowd.is_there(1) && crowd.is_there(2));
         crowd.count(pids().take(2));
         assert!(!crowd.is_there(2));
+        pids().for_each(|pid| crowd.count_one(pid));
+        assert!(crowd.others == 3 && crowd.is_there(2));
         // Bound to processors that the others do not use: they share the limit all the same.
         crowd.bound = Some(Processors::none());
         crowd.count(pids());

@@ -17,6 +17,9 @@ use crate::transport::peers::PeerTable;
 use crate::transport::{Departure, Handler, PeerId};
 use std::os::fd::AsFd;
 
+/// How many peers are asked for in one check whether they owe something, beyond those whose turn it is.
+const OWED_MAX: usize = 32;
+
 impl Shm {
     pub(super) fn on_outbound_ready(
         &mut self,
@@ -91,8 +94,10 @@ impl Shm {
     pub(super) fn on_bell(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) -> usize {
         let ended = self.bell.as_ref().is_some_and(|bell| bell.silence());
         let n = if ended { self.see_closed_off(peers, handler) } else { 0 };
-        if self.waiting.sleeping {
+        if self.waiting.sleeping && !self.inbound.sleep() {
+            // Another thread than this one sleeps, and the ring that was to wake it for the message there is silenced.
             self.inbound.watch();
+            self.bell.iter().for_each(|bell| bell.ring(bell.address(), Ring::Message));
         }
         n
     }
@@ -268,7 +273,14 @@ impl Shm {
     fn find_ended(&mut self, owed: impl Fn(PeerId) -> bool) -> Vec<PeerId> {
         let turn = self.watches.turn(self.outbound.iter().flatten().count() + self.inbound.len());
         let mut turn = (0..).map(|at| turn.contains(&at));
-        let mut due = |peer| turn.next().unwrap_or(true) || owed(peer);
+        let mut asks = OWED_MAX;
+        let mut due = |peer| {
+            if turn.next().unwrap_or(true) {
+                return true;
+            }
+            asks = asks.saturating_sub(1);
+            asks > 0 && owed(peer)
+        };
         let mut ended = Vec::new();
         let mut heard = vec![false; self.outbound.len()];
         for link in self.inbound.iter() {

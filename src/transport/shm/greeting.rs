@@ -437,7 +437,8 @@ impl Shm {
                     "cannot take the shared-memory link of {source} ({errno}): it is to send another way"
                 );
                 self.unwatch_greeting(&greeting);
-                self.door.refused.push(Refused::new(peer, source, pid, segment));
+                let socket = (!greeting.scarce).then_some(greeting.socket);
+                self.door.refused.push(Refused::new(peer, source, pid, segment, socket));
                 (0, None)
             }
         }
@@ -508,6 +509,18 @@ mod tests {
         let (since, scarce, watched, claim) = (0, false, true, None);
         let greeting = Greeting { socket, credentials, since, scarce, watched, claim };
         end.shm.door.greetings.push(Some(greeting));
+    }
+
+    #[test]
+    fn who_sleeps_behind_a_paused_door_is_woken() {
+        let mut here = end(CmaPolicy::Off);
+        assert!(here.shm.sleep());
+        assert_eq!(here.shm.watches.wakes_at(), 0);
+        here.shm.awake();
+        let epoll = here.shm.epoll.clone();
+        here.shm.door.pause(&epoll, PAUSE_NS);
+        assert!(here.shm.sleep());
+        assert_ne!(here.shm.watches.wakes_at(), 0);
     }
 
     #[test]

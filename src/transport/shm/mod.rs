@@ -69,6 +69,9 @@ use std::sync::Arc;
 use unsettled::Reaching;
 use watching::{LIVENESS_NS, Watches};
 
+/// Time to the next look at what waits at the door while a thread sleeps, nanoseconds.
+const DOOR_NS: u64 = 10_000_000;
+
 /// Messages taken from one ring before the next ring is polled.
 const BATCH: usize = 16;
 /// Connections accepted at a time, descriptors that are handled at a time, and how often that is repeated in one turn
@@ -530,7 +533,12 @@ impl Transport for Shm {
         }
         let another = std::mem::replace(&mut self.waiting.sleeping, true);
         let links = !self.inbound.is_empty() || self.outbound.iter().any(Option::is_some);
-        if self.inbound.sleep() && self.watches.wake_for_checks(links) {
+        let within = match (self.door.is_waiting(), links) {
+            (true, _) => Some(DOOR_NS),
+            (false, true) => Some(LIVENESS_NS),
+            (false, false) => None,
+        };
+        if self.inbound.sleep() && self.watches.wake_within(within) {
             return true;
         }
         if !another {

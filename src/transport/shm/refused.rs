@@ -9,9 +9,9 @@
 use super::layout::{CLOSING, Geometry, MOVED};
 use super::ring::Consumer;
 use crate::sys::shared_memory::SharedMemory;
-use crate::sys::{Errno, process};
+use crate::sys::{Errno, process, unix};
 use crate::transport::{Address, PeerId};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// Time between two attempts to map a segment, and how long attempts continue after its sender has ended,
@@ -69,19 +69,31 @@ pub(super) struct Refused {
     pub(super) source: Address,
     pub(super) pid: i32,
     pub(super) segment: Segment,
+    /// Its connection, if the end of its process cannot be seen otherwise.
+    socket: Option<OwnedFd>,
     /// When to try again to map the segment, and when to give up, nanoseconds. 0: now; the sender has not ended.
     pub(super) look_at: u64,
     until: u64,
 }
 
 impl Refused {
-    pub(super) fn new(peer: PeerId, source: Address, pid: i32, segment: Segment) -> Self {
-        Self { peer, source, pid, segment, look_at: 0, until: 0 }
+    /// `socket`: the connection, unless no descriptor is left for it.
+    pub(super) fn new(
+        peer: PeerId,
+        source: Address,
+        pid: i32,
+        segment: Segment,
+        socket: Option<OwnedFd>,
+    ) -> Self {
+        let socket = socket.filter(|_| pid <= 0);
+        Self { peer, source, pid, segment, socket, look_at: 0, until: 0 }
     }
 
     /// The sender has closed or ended, so it cannot learn of the refusal any more.
     pub(super) fn is_left(&self) -> bool {
-        self.segment.producer_closed() || !process::is_running(self.pid)
+        self.segment.producer_closed()
+            || !process::is_running(self.pid)
+            || self.socket.as_ref().is_some_and(|socket| unix::has_hung_up(socket.as_fd()))
     }
 
     /// The messages that the sender left can be read, or never will be.

@@ -42,11 +42,27 @@ impl Shm {
     /// There is a link more with `peer`. Where the processes are too many already, one more makes no difference: so the
     /// links of a large job are made without counting all of them for each.
     pub(super) fn count_one_more(&mut self, peer: PeerId) {
-        if !self.crowd.is_there(1) {
-            return self.count_processes();
+        let before = self.crowd.is_there(1);
+        if let (false, Some(pid)) = (before, self.inbound_of(peer).map(|link| link.pid)) {
+            self.crowd.count_one(pid);
         }
+        if self.crowd.is_there(1) != before {
+            return self.set_laps();
+        }
+        let lap = self.lap();
         if let Some(link) = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut) {
-            link.producer.set_lap(CROWDED_LAP);
+            link.producer.set_lap(lap);
+        }
+    }
+
+    fn lap(&self) -> u32 {
+        if self.crowd.is_there(1) { CROWDED_LAP } else { LAVISH.bulk }
+    }
+
+    fn set_laps(&mut self) {
+        let lap = self.lap();
+        for link in self.outbound.iter_mut().flatten() {
+            link.producer.set_lap(lap);
         }
     }
 
@@ -54,10 +70,7 @@ impl Shm {
     /// processors, two ends cannot copy at the same time: the least work is the fastest then.
     fn count_processes(&mut self) {
         self.crowd.count(self.inbound.iter().map(|link| link.pid));
-        let lap = if self.crowd.is_there(1) { CROWDED_LAP } else { LAVISH.bulk };
-        for link in self.outbound.iter_mut().flatten() {
-            link.producer.set_lap(lap);
-        }
+        self.set_laps();
     }
 
     /// Checks the processors again: launchers and applications bind processes and threads at any time, peers too.

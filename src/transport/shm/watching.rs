@@ -114,22 +114,23 @@ impl Watches {
     }
 
     /// A thread is about to sleep, and no ring may wake it when a peer ends: an endpoint of a process that calls exec(2)
-    /// ends silently. False: there is no timer to wake it, for lack of descriptors or memory.
-    pub(super) fn wake_for_checks(&mut self, has_links: bool) -> bool {
-        let now = clock::now_ns();
-        if now < self.wakes_at || !has_links && self.wakes_at == 0 {
-            return true;
-        }
+    /// ends silently. So it is to be woken within so many nanoseconds; `None`: there is nothing to look at. False: there is
+    /// no timer to wake it, for lack of descriptors or memory.
+    pub(super) fn wake_within(&mut self, within: Option<u64>) -> bool {
         let Some(timer) = &self.timer else { return true };
-        self.wakes_at = if has_links { now.saturating_add(LIVENESS_NS) } else { 0 };
-        if !has_links {
-            timer.disarm();
+        let Some(within) = within else {
+            if std::mem::take(&mut self.wakes_at) != 0 {
+                timer.disarm();
+            }
+            return true;
+        };
+        let now = clock::now_ns();
+        let at = now.saturating_add(within);
+        if now < self.wakes_at && self.wakes_at <= at {
             return true;
         }
-        let armed = timer.arm(self.wakes_at).is_ok();
-        if !armed {
-            self.wakes_at = 0;
-        }
+        let armed = timer.arm(at).is_ok();
+        self.wakes_at = if armed { at } else { 0 };
         armed
     }
 
@@ -174,15 +175,17 @@ mod tests {
     fn the_timer_is_armed_while_there_are_links() {
         let timer = LateTimer::of(std::sync::Arc::new(LateSet::new().unwrap()), 0);
         let mut watches = Watches::new(Some(timer));
-        assert!(watches.wake_for_checks(false));
+        assert!(watches.wake_within(None));
         assert_eq!(watches.wakes_at(), 0);
-        assert!(watches.wake_for_checks(true));
+        assert!(watches.wake_within(Some(LIVENESS_NS)));
         let at = watches.wakes_at();
         assert!(at > clock::now_ns());
-        assert!(watches.wake_for_checks(true));
+        assert!(watches.wake_within(Some(LIVENESS_NS)));
         assert_eq!(watches.wakes_at(), at, "armed once");
+        assert!(watches.wake_within(Some(LIVENESS_NS / 10)));
+        assert!(watches.wakes_at() < at, "sooner");
         watches.wakes_at = 1;
-        assert!(watches.wake_for_checks(false));
+        assert!(watches.wake_within(None));
         assert_eq!(watches.wakes_at(), 0, "one that has woken wakes no more");
     }
 }

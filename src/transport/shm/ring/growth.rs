@@ -8,6 +8,7 @@
 use super::super::budget::Budget;
 use super::super::layout::{Geometry, ROOMS, SLOT, SLOTS, SLOTS_STEP};
 use super::super::storage::Storage;
+use crate::telemetry::log;
 use std::sync::Arc;
 
 /// Slots that are reserved beyond those in use when more are needed: enough for the longest unsolicited message.
@@ -16,6 +17,14 @@ const AHEAD: u32 = 64;
 const LAPS: u32 = 2;
 /// Checks without payload after which a link is idle.
 const IDLE: u32 = 10;
+
+/// Messages wait until there is memory for them.
+#[cold]
+fn say_short() {
+    log::limited!(
+        "the system gives no memory for messages to peers of this node (vm.overcommit_memory, a limit of the control group): they wait until it does"
+    );
+}
 
 #[derive(Debug)]
 pub(super) struct Growth {
@@ -57,6 +66,7 @@ impl Growth {
         while self.slots < of.slots && self.slots - tail < AHEAD {
             let at = SLOTS + self.slots as usize * SLOT;
             if !memory.reserve(at, SLOTS_STEP as usize * SLOT) {
+                say_short();
                 break;
             }
             self.slots += SLOTS_STEP;
@@ -85,6 +95,7 @@ impl Growth {
             self.room = room;
             self.taken += taken;
         } else {
+            say_short();
             self.budget.give(taken);
         }
     }
