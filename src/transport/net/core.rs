@@ -37,6 +37,8 @@ pub(super) struct Core {
     pub(super) neighbours: Arc<Neighbours>,
     inbox: VecDeque<Event>,
     inbox_bytes: usize,
+    /// The peers whose departures wait in the inbox, in the same order.
+    departing: VecDeque<PeerId>,
     /// Turns of the background thread.
     pub(super) background_turns: u64,
 }
@@ -47,6 +49,7 @@ struct Keep<'a> {
     neighbours: &'a Neighbours,
     inbox: &'a mut VecDeque<Event>,
     bytes: &'a mut usize,
+    departing: &'a mut VecDeque<PeerId>,
 }
 
 impl Sink for Keep<'_> {
@@ -90,6 +93,7 @@ impl Sink for Keep<'_> {
 
     fn on_departure(&mut self, peer: PeerId, departure: Departure) {
         self.inbox.push_back(Event::Departure(peer, departure));
+        self.departing.push_back(peer);
     }
 
     /// An application that waits for a peer asks for its health when it polls again.
@@ -140,18 +144,38 @@ impl Core {
         peers: PeerTable,
         neighbours: Arc<Neighbours>,
     ) -> Self {
-        let inbox = VecDeque::new();
-        Self { machine, link, peers, neighbours, inbox, inbox_bytes: 0, background_turns: 0 }
+        let (inbox, departing) = (VecDeque::new(), VecDeque::new());
+        Self {
+            machine,
+            link,
+            peers,
+            neighbours,
+            inbox,
+            inbox_bytes: 0,
+            departing,
+            background_turns: 0,
+        }
     }
 
     /// The oldest event that happened while the application did not poll.
     #[inline]
     pub(super) fn take_event(&mut self) -> Option<Event> {
         let event = self.inbox.pop_front()?;
-        if let Event::Message { payload, .. } = &event {
-            self.inbox_bytes = self.inbox_bytes.saturating_sub(payload.len() + EVENT_COST);
+        match &event {
+            Event::Message { payload, .. } => {
+                self.inbox_bytes = self.inbox_bytes.saturating_sub(payload.len() + EVENT_COST);
+            }
+            Event::Departure(..) => drop(self.departing.pop_front()),
+            Event::Connected(..) | Event::Acknowledged(..) => {}
         }
         Some(event)
+    }
+
+    /// The application does not know yet that its connection with `peer` has ended: what it sends to the peer now
+    /// belongs to that one, and must not go into the next.
+    #[inline]
+    pub(super) fn is_departing(&self, peer: PeerId) -> bool {
+        !self.departing.is_empty() && self.departing.contains(&peer)
     }
 
     /// When a turn has something to do even if nothing arrives.
@@ -208,10 +232,11 @@ impl Core {
 
     /// The same on behalf of an application that does not poll: arrivals are kept.
     pub(super) fn turn_in_background(&mut self, now: u64) -> usize {
-        let Self { machine, link, peers, neighbours, inbox, inbox_bytes, .. } = self;
+        let Self { machine, link, peers, neighbours, inbox, inbox_bytes: bytes, departing, .. } =
+            self;
         self.background_turns += 1;
-        let full = *inbox_bytes >= INBOX_MAX;
-        turn(machine, link, now, Keep { peers, neighbours, inbox, bytes: inbox_bytes }, full)
+        let full = *bytes >= INBOX_MAX;
+        turn(machine, link, now, Keep { peers, neighbours, inbox, bytes, departing }, full)
     }
 }
 

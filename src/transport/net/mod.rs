@@ -27,7 +27,7 @@ use super::{
 };
 use crate::config::Config;
 use crate::memory::{Segment, SegmentList};
-use crate::sys::biased::{Owner, visited};
+use crate::sys::biased::{Held, Owner, visited};
 use crate::sys::late_set::LateSet;
 use crate::sys::net::{Nic, interfaces};
 use crate::sys::sock_diag::{PortHolder, udp_port_holders};
@@ -540,7 +540,8 @@ impl Net {
         Ok(())
     }
 
-    /// Starts a connection to `peer`, unless there is one. Errors: EPERM for another user's process on this host.
+    /// Starts a connection to `peer`, unless there is one. Errors: EPERM for another user's process on this host;
+    /// `Again` before the application was told that the last connection has ended.
     fn begin(&mut self, peer: PeerId, address: &Address) -> Result<(), SendError> {
         let mut core = self.core.enter().ok_or(ORPHANED)?;
         if matches!(core.neighbours.peer(address), Standing::Stranger(_) | Standing::Unknown) {
@@ -550,6 +551,9 @@ impl Net {
             return Err(SendError::Unreachable(Errno(libc::ENODEV)));
         }
         let inner = core.peers.intern(address).ok_or(SendError::Again)?;
+        if core.is_departing(inner) {
+            return Err(SendError::Again);
+        }
         self.numbers.join(peer, inner);
         self.used = true;
         core.machine.connect(inner, address, clock::now_ns())
@@ -573,9 +577,7 @@ impl Net {
     }
 
     fn send_late(&mut self, peer: PeerId, header: &[u8]) -> Result<(), SendError> {
-        let unknown = SendError::Unreachable(Errno(libc::ENOTCONN));
-        let inner = self.numbers.inner(peer).ok_or(unknown)?;
-        let mut core = self.core.enter().ok_or(ORPHANED)?;
+        let (inner, mut core) = reach(&self.numbers, &self.core, peer)?;
         core.machine.send_with_others(inner, header, clock::now_ns())?;
         self.rhythm.on_traffic(&self.shared);
         Ok(())
@@ -589,9 +591,7 @@ impl Net {
         len: usize,
         pack: impl FnMut(usize, &mut [u8]),
     ) -> bool {
-        let (Some(inner), Some(mut core)) = (self.numbers.inner(peer), self.core.enter()) else {
-            return false;
-        };
+        let Ok((inner, mut core)) = reach(&self.numbers, &self.core, peer) else { return false };
         let Core { machine, link, .. } = &mut *core;
         if !machine.send_at_once(inner, header, len, pack, clock::now_ns, link) {
             return false;
@@ -730,6 +730,20 @@ impl Net {
     }
 }
 
+/// What a message to `peer` needs: its number in the state machine, and the part that has it. Errors: ENOTCONN; `Again`
+/// before the application was told that the connection has ended which it knows.
+#[inline]
+fn reach<'a>(
+    numbers: &Numbers,
+    core: &'a Owner<Core>,
+    peer: PeerId,
+) -> Result<(PeerId, Held<'a, Core>), SendError> {
+    let unknown = SendError::Unreachable(Errno(libc::ENOTCONN));
+    let inner = numbers.inner(peer).ok_or(unknown)?;
+    let core = core.enter().ok_or(ORPHANED)?;
+    if core.is_departing(inner) { Err(SendError::Again) } else { Ok((inner, core)) }
+}
+
 /// Whether this peer of the state machine may be connected to through a device.
 fn may_connect(core: &mut Core, inner: PeerId) -> bool {
     let Some(address) = core.peers.address(inner) else { return false };
@@ -784,9 +798,7 @@ impl Messages for Net {
             Mode::Announcement | Mode::Short | Mode::Bulk | Mode::Fragment => {}
         }
         let later = mode == Mode::Fragment;
-        let unknown = SendError::Unreachable(Errno(libc::ENOTCONN));
-        let inner = self.numbers.inner(peer).ok_or(unknown)?;
-        let mut core = self.core.enter().ok_or(ORPHANED)?;
+        let (inner, mut core) = reach(&self.numbers, &self.core, peer)?;
         let Core { machine, link, .. } = &mut *core;
         // A message longer than a datagram can be sent at once.
         let long = !later && len > machine.packet_room(inner, header.len());
@@ -1003,10 +1015,10 @@ impl Streaming for Net {
         header: &[u8],
         payload: &SegmentList,
     ) -> Result<(), SendError> {
-        let (Some(streams), Some(inner)) = (&mut self.streams, self.numbers.inner(peer)) else {
+        let Some(streams) = &mut self.streams else {
             return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
         };
-        let core = self.core.enter().ok_or(ORPHANED)?;
+        let (inner, core) = reach(&self.numbers, &self.core, peer)?;
         streams.send(&core.machine, inner, header, payload, clock::now_ns())
     }
 

@@ -183,6 +183,46 @@ fn whoever_writes_for_long_is_not_elsewhere() {
 }
 
 #[test]
+fn nothing_is_sent_to_a_new_incarnation_before_the_departure_of_the_old_one_is_told() {
+    let (mut a, mut b) = (End::open(), End::open());
+    let there = a.meet(&b);
+    assert!(a.send(there, 1, 100));
+    assert!(within(20, || {
+        a.poll();
+        b.poll();
+        b.got.messages.len() == 1 && a.net.unacknowledged() == 0
+    }));
+    // The background thread of `a` hears that `b` closes, and is met by the next endpoint at its port.
+    let port = b.net.me.port();
+    drop(b);
+    let mut b = End::open_at(port);
+    b.meet(&a);
+    assert!(within(20, || {
+        b.poll();
+        b.got.peers == 1
+    }));
+    let header = [2];
+    assert!(!a.send(there, 2, 100), "it belongs to the connection that has ended");
+    assert!(!a.net.leave_at_once(there, &header, 100, |_, to| to.fill(2)));
+    assert_eq!(a.net.send_late(there, &header), Err(SendError::Again));
+    let payload = OwnedBuffer::zeroed(16);
+    let by_stream = a.net.send_by_stream(there, &header, &payload.segments());
+    assert_eq!(by_stream, Err(SendError::Again));
+    let at = Address(SocketAddr::from(([127, 0, 0, 1], port)));
+    assert_eq!(a.net.begin(there, &at), Err(SendError::Again));
+    a.poll();
+    assert_eq!(a.got.departures, [Departure::Closed]);
+    a.net.begin(there, &at).unwrap();
+    assert!(a.send(there, 3, 100));
+    assert!(within(20, || {
+        a.poll();
+        b.poll();
+        !b.got.messages.is_empty()
+    }));
+    assert_eq!((b.got.messages.as_slice(), a.got.departures.len()), ([(3, 100)].as_slice(), 1));
+}
+
+#[test]
 fn an_endpoint_that_is_started_later_is_met() {
     let (mut a, gone) = (End::open(), End::open());
     let to = gone.net.me;
