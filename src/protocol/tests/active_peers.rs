@@ -117,8 +117,8 @@ impl Sink for Got {
         panic!("{departure:?}");
     }
 
-    fn is_owed(&self, _: PeerId) -> bool {
-        false
+    fn is_owed(&self, _: PeerId) -> Option<bool> {
+        Some(false)
     }
 }
 

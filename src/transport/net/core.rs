@@ -96,9 +96,8 @@ impl Sink for Keep<'_> {
         self.departing.push_back(peer);
     }
 
-    /// An application that waits for a peer asks for its health when it polls again.
-    fn is_owed(&self, _: PeerId) -> bool {
-        false
+    fn is_owed(&self, _: PeerId) -> Option<bool> {
+        None
     }
 }
 

@@ -337,8 +337,8 @@ impl<H: Handler> Sink for Upwards<'_, H> {
         self.handler.on_departure(peer, departure);
     }
 
-    fn is_owed(&self, inner: PeerId) -> bool {
-        self.numbers.outer(inner).is_some_and(|peer| self.handler.is_owed(peer))
+    fn is_owed(&self, inner: PeerId) -> Option<bool> {
+        Some(self.numbers.outer(inner).is_some_and(|peer| self.handler.is_owed(peer)))
     }
 }
 

@@ -25,6 +25,8 @@ struct Got {
     departures: Vec<Departure>,
     /// Up to where a peer had acknowledged when it departed.
     upto: Vec<Mark>,
+    /// It waits for its peers.
+    waits: bool,
 }
 
 impl Handler for Got {
@@ -41,7 +43,7 @@ impl Handler for Got {
         self.departures.push(departure);
     }
     fn is_owed(&self, _: PeerId) -> bool {
-        false
+        self.waits
     }
 }
 
@@ -52,13 +54,17 @@ impl End {
     }
 
     fn open_at(port: u16) -> Self {
+        Self::open_with(port, 120)
+    }
+
+    fn open_with(port: u16, peer_timeout_s: u64) -> Self {
         let any = SocketAddr::from(([127, 0, 0, 1], port));
         let link = UdpLink::open(&any, None).unwrap();
         let me = Address(SocketAddr::new(any.ip(), link.local_addr().unwrap().port()));
         let settings = NetSettings {
             key: JobKey::from_bytes([7; 16]),
             key_source: Source::AuthKey,
-            peer_timeout_s: 120,
+            peer_timeout_s,
             buffer_bytes: 64 << 20,
             streams: 4,
             rdma: RdmaSettings { policy: RdmaPolicy::Off, ..RdmaSettings::default() },
@@ -220,6 +226,28 @@ fn nothing_is_sent_to_a_new_incarnation_before_the_departure_of_the_old_one_is_t
         !b.got.messages.is_empty()
     }));
     assert_eq!((b.got.messages.as_slice(), a.got.departures.len()), ([(3, 100)].as_slice(), 1));
+}
+
+#[test]
+fn a_dead_peer_is_noticed_by_an_application_that_polls_with_pauses() {
+    let (mut a, mut b) = (End::open_with(0, 2), End::open());
+    let there = a.meet(&b);
+    assert!(a.send(there, 1, 100));
+    assert!(within(20, || {
+        a.poll();
+        b.poll();
+        b.got.messages.len() == 1 && a.net.unacknowledged() == 0
+    }));
+    // Neither `b` nor its thread answers from now on.
+    let dead = b.net.core.enter().unwrap();
+    a.got.waits = true;
+    assert!(within(20, || {
+        std::thread::sleep(Duration::from_millis(30));
+        a.poll();
+        !a.got.departures.is_empty()
+    }));
+    drop(dead);
+    assert_eq!(a.got.departures, [Departure::Failed(Errno(libc::ETIMEDOUT))]);
 }
 
 #[test]

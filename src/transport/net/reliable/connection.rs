@@ -241,6 +241,7 @@ impl Connection {
         let timeout = shared.settings.peer_timeout_ns;
         let waiting = !self.sender.window.packets.is_empty() || phase == Phase::Greeting;
         let (liveness, hellos) = (&mut self.liveness, &mut self.handshake.hellos);
+        let owed = if waiting { Some(true) } else { liveness.told(sink.is_owed(self.peer)) };
         if phase == Phase::HalfOpen && !waiting {
             // The peer's process may be stopped before it reads the reply, and believe afterwards that this endpoint
             // knows of it.
@@ -248,8 +249,13 @@ impl Connection {
             if silent >= timeout || shared.half_open >= HALF_OPEN_MAX {
                 return Some(End::Silent);
             }
-        } else if !waiting && !sink.is_owed(self.peer) {
+        } else if owed == Some(false) {
             liveness.rest(now);
+            self.sender.window.trim();
+        } else if owed.is_none() {
+            if liveness.look_alone(patience, timeout, now, hellos) {
+                shared.unasked.push(self.id);
+            }
             self.sender.window.trim();
         } else if !liveness.look_at_debtor(patience, timeout, now, hellos) {
             let refused = self.handshake.key_refused;

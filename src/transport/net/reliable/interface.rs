@@ -88,6 +88,7 @@ pub(crate) trait Sink {
     fn on_acknowledged(&mut self, _peer: PeerId, _upto: Mark) {}
     /// A peer is gone; everything that had arrived in order was reported before.
     fn on_departure(&mut self, peer: PeerId, departure: Departure);
-    /// Whether the layer above waits for something from `peer`.
-    fn is_owed(&self, peer: PeerId) -> bool;
+    /// Whether the layer above waits for something from `peer`; `None`: it is not there to say so. It is asked again
+    /// when it polls.
+    fn is_owed(&self, peer: PeerId) -> Option<bool>;
 }

@@ -247,6 +247,19 @@ impl Reliable {
     #[inline]
     pub(crate) fn on_poll(&mut self) {
         self.shared.backoff.on_poll();
+        if !self.shared.unasked.is_empty() {
+            self.ask_above();
+        }
+    }
+
+    /// The layer above can say again for which peers it waits: they are looked at now.
+    #[cold]
+    fn ask_above(&mut self) {
+        for id in std::mem::take(&mut self.shared.unasked) {
+            let Some((place, c)) = self.table.numbered(id) else { continue };
+            c.liveness.look_soon();
+            self.settle(place);
+        }
     }
 
     /// The fast path: sends a message that can leave now, or coalesces it if it is one of a burst. `pack` copies the

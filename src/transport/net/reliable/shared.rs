@@ -37,6 +37,8 @@ pub(super) struct Shared {
     senders: Senders,
     pub(super) lateness: Lateness,
     pub(super) backoff: Backoff,
+    /// Numbers of connections whose peers were looked at while the layer above could not say whether it waits for them.
+    pub(super) unasked: Vec<u32>,
     /// Memory in which the last message of several packets was reassembled, kept for the next one.
     pub(super) spare: Option<Box<Assembly>>,
 }
@@ -58,6 +60,7 @@ impl Shared {
             senders: Senders::default(),
             lateness: Lateness::default(),
             backoff: Backoff::default(),
+            unasked: Vec::new(),
             spare: None,
         }
     }

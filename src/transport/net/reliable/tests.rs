@@ -52,7 +52,8 @@ impl Link for Wire {
 struct Heard {
     events: Vec<String>,
     messages: Vec<(Vec<u8>, Vec<u8>)>,
-    owed: bool,
+    /// Nobody is there to say so at first.
+    owed: Option<bool>,
     standing: Standing,
 }
 
@@ -78,7 +79,7 @@ impl Sink for Heard {
     fn on_departure(&mut self, _: PeerId, departure: Departure) {
         self.events.push(format!("{departure:?}"));
     }
-    fn is_owed(&self, _: PeerId) -> bool {
+    fn is_owed(&self, _: PeerId) -> Option<bool> {
         self.owed
     }
 }
@@ -615,6 +616,44 @@ fn a_silent_peer_is_dead_in_time() {
 }
 
 #[test]
+fn who_cannot_be_asked_what_a_peer_owes_has_not_forgiven_it() {
+    // What the application says when it polls, which is between looks that cannot ask it.
+    for (owed, asks, dies) in [(true, true, true), (false, false, false)] {
+        let mut bench = Bench::connected();
+        bench.poll();
+        assert_eq!(bench.a.machine.unacknowledged(), 0);
+        let began = bench.now;
+        let mut asked = 0;
+        let mut look = |bench: &mut Bench, owed| {
+            bench.a.heard.owed = owed;
+            bench.wait(50 * MS);
+            bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
+            asked += bench.a.wire.packets.drain(..).filter(|p| Hello::decode(p).is_some()).count();
+        };
+        while bench.now < began + 9_000 * MS {
+            for _ in 0..11 {
+                look(&mut bench, None);
+            }
+            bench.a.machine.on_poll();
+            look(&mut bench, Some(owed));
+        }
+        assert_eq!(bench.a.heard.events, ["connected"]);
+        while bench.now < began + 15_000 * MS {
+            look(&mut bench, None);
+        }
+        assert_eq!(bench.a.heard.events, ["connected"], "what it owed may have come");
+        bench.a.machine.on_poll();
+        look(&mut bench, Some(owed));
+        assert_eq!(
+            bench.a.heard.events.get(1).map(String::as_str),
+            dies.then_some("Failed(Errno(110))")
+        );
+        assert_eq!(asked > 10, asks, "{asked}");
+        assert!(asked < 60, "{asked}");
+    }
+}
+
+#[test]
 fn the_next_life_is_a_new_peer() {
     let mut bench = Bench::new();
     bench.send(b"x", 10).unwrap();
@@ -923,8 +962,8 @@ impl Sink for Guests {
     fn on_departure(&mut self, peer: PeerId, departure: Departure) {
         panic!("{peer:?}: {departure:?}");
     }
-    fn is_owed(&self, _: PeerId) -> bool {
-        false
+    fn is_owed(&self, _: PeerId) -> Option<bool> {
+        Some(false)
     }
 }
 
@@ -1303,7 +1342,7 @@ impl<F: FnMut()> Sink for Deaf<F> {
         (self.0)();
     }
     fn on_departure(&mut self, _: PeerId, _: Departure) {}
-    fn is_owed(&self, _: PeerId) -> bool {
-        false
+    fn is_owed(&self, _: PeerId) -> Option<bool> {
+        Some(false)
     }
 }

@@ -28,8 +28,12 @@ pub(crate) struct Liveness {
     /// By the clock `Shared::patience`.
     heard_at: u64,
     owed_since: Option<u64>,
+    /// The layer above waited for the peer when it last said so.
+    owed: bool,
+    /// It has not said so since the peer was last looked at.
+    unasked: bool,
     /// A long wait for its first answer was told.
-    told: bool,
+    reported: bool,
     /// INITs that were refused since the peer was last heard, and when the first one was, nanoseconds.
     pub(super) refusals: u8,
     refused_at: u64,
@@ -59,6 +63,33 @@ impl Liveness {
     pub(crate) fn owe(&mut self, patience: u64, now: u64) {
         self.owed_since = Some(patience);
         self.look_at = self.look_at.min(now + OWED_LOOK_NS);
+    }
+
+    /// Whether the layer above waits for the peer, as far as it is there to say so.
+    pub(super) fn told(&mut self, owed: Option<bool>) -> Option<bool> {
+        self.owed = owed.unwrap_or(self.owed);
+        owed
+    }
+
+    /// Nobody is there to say whether the peer owes something. If it did, it is asked, but not given up: what it owed
+    /// may have come since. True: the layer above must be asked when it is back.
+    pub(super) fn look_alone(
+        &mut self,
+        patience: u64,
+        timeout: u64,
+        now: u64,
+        hellos: &mut u8,
+    ) -> bool {
+        self.look_at = now + IDLE_LOOK_NS;
+        if self.owed {
+            self.look_at_debtor(patience, timeout, now, hellos);
+        }
+        !std::mem::replace(&mut self.unasked, true)
+    }
+
+    /// The layer above is back.
+    pub(crate) fn look_soon(&mut self) {
+        (self.look_at, self.unasked) = (0, false);
     }
 
     /// The peer owes nothing.
@@ -94,8 +125,8 @@ impl Liveness {
     /// Whether a peer that was never heard has kept this endpoint waiting for `span`, nanoseconds. True once.
     pub(super) fn is_late(&mut self, patience: u64, span: u64) -> bool {
         let since = self.owed_since.unwrap_or(patience).max(self.heard_at);
-        let late = !self.told && patience.saturating_sub(since) >= span;
-        self.told |= late;
+        let late = !self.reported && patience.saturating_sub(since) >= span;
+        self.reported |= late;
         late
     }
 

@@ -299,7 +299,7 @@ impl Sink for Upper<'_> {
         }
     }
 
-    fn is_owed(&self, _: PeerId) -> bool {
-        self.app.waits
+    fn is_owed(&self, _: PeerId) -> Option<bool> {
+        Some(self.app.waits)
     }
 }

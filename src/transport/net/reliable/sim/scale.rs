@@ -157,8 +157,8 @@ impl Sink for Count {
         panic!("{peer:?} {departure:?}");
     }
 
-    fn is_owed(&self, _: PeerId) -> bool {
-        false
+    fn is_owed(&self, _: PeerId) -> Option<bool> {
+        Some(false)
     }
 }
 

@@ -69,8 +69,8 @@ impl Sink for Got {
     fn on_departure(&mut self, _: PeerId, departure: Departure) {
         panic!("{departure:?}");
     }
-    fn is_owed(&self, _: PeerId) -> bool {
-        false
+    fn is_owed(&self, _: PeerId) -> Option<bool> {
+        Some(false)
     }
 }
 
