@@ -197,11 +197,6 @@ impl<L> Agreement<L> {
         self.outbox.pop_front()
     }
 
-    /// The message could not be sent now.
-    pub(crate) fn put_back(&mut self, control: (PeerId, Control)) {
-        self.outbox.push_front(control);
-    }
-
     /// There are messages to send, or connections to end or to report.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {

@@ -1231,15 +1231,14 @@ fn streams_turn(
 ) -> usize {
     let mut n = streams.poll(now, machine, above);
     for _ in 0..BATCH {
+        if machine.has_many_notices() {
+            break;
+        }
         let Some((peer, number)) = streams.take_broken() else { break };
         above.on_lost(peer, StreamEnd::Outgoing);
         n += 1;
         let over = Message::Over { connection: number, broken: true };
-        let header = over.encode(Way::Stream);
-        if machine.send(peer, &header, 0, |_, _| (), now) == Err(SendError::Again) {
-            streams.put_back((peer, number));
-            break;
-        }
+        machine.notify(peer, &over.encode(Way::Stream), now);
     }
     n
 }
@@ -1255,6 +1254,7 @@ fn beside_turn(
     above: &mut Above<'_, impl Handler>,
 ) -> usize {
     let mut n = 0;
+    core.machine.notify_again(now);
     if let Some(streams) = streams {
         n += streams_turn(streams, &mut core.machine, now, above);
     }
@@ -1288,11 +1288,11 @@ fn poll_bulk(bulk: &mut dyn Bulk, core: &mut Core, now: u64, sink: &mut dyn Bulk
 /// Sends the bulk path's messages. Returns their number.
 fn say(bulk: &mut dyn Bulk, machine: &mut Reliable, now: u64) -> usize {
     for n in 0..BATCH {
-        let Some((peer, message)) = bulk.next_control() else { return n };
-        if machine.send(peer, &message, 0, |_, _| (), now) == Err(SendError::Again) {
-            bulk.put_back((peer, message));
+        if machine.has_many_notices() {
             return n;
         }
+        let Some((peer, message)) = bulk.next_control() else { return n };
+        machine.notify(peer, &message, now);
     }
     BATCH
 }

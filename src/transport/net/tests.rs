@@ -25,6 +25,8 @@ struct Got {
     departures: Vec<Departure>,
     /// Up to where a peer had acknowledged when it departed.
     upto: Vec<Mark>,
+    /// The streams that it has lost.
+    lost: Vec<StreamEnd>,
     /// It waits for its peers.
     waits: bool,
 }
@@ -41,6 +43,9 @@ impl Handler for Got {
     }
     fn on_departure(&mut self, _: PeerId, departure: Departure) {
         self.departures.push(departure);
+    }
+    fn on_stream_lost(&mut self, _: PeerId, end: StreamEnd) {
+        self.lost.push(end);
     }
     fn is_owed(&self, _: PeerId) -> bool {
         self.waits
@@ -248,6 +253,68 @@ fn a_dead_peer_is_noticed_by_an_application_that_polls_with_pauses() {
     }));
     drop(dead);
     assert_eq!(a.got.departures, [Departure::Failed(Errno(libc::ETIMEDOUT))]);
+}
+
+#[test]
+fn a_peer_without_room_holds_up_what_is_said_to_no_other_and_no_sleep() {
+    let (mut a, mut b, mut c) = (End::open(), End::open(), End::open());
+    let (to_b, to_c) = (a.meet(&b), a.meet(&c));
+    assert!(a.send(to_b, 1, 100) && a.send(to_c, 1, 100));
+    assert!(within(20, || {
+        a.poll();
+        b.poll();
+        c.poll();
+        b.got.messages.len() == 1 && c.got.messages.len() == 1 && a.net.unacknowledged() == 0
+    }));
+    let silent = c.net.core.enter().unwrap();
+    let mut sent = 1;
+    for len in [1000, 0] {
+        while a.send(to_c, 2, len) {
+            sent += 1;
+            a.poll();
+            assert!(sent < 10_000);
+        }
+    }
+    let sleeps = |a: &mut End| {
+        a.poll();
+        let sleeps = a.net.sleep();
+        a.net.awake();
+        sleeps
+    };
+
+    // Neither peer has a stream: both are told that theirs broke.
+    let nothing = SegmentList::EMPTY;
+    for peer in [to_c, to_b] {
+        assert_eq!(a.net.send_by_stream(peer, &[1], &nothing), Err(SendError::Again));
+    }
+    assert!(within(20, || {
+        a.poll();
+        b.poll();
+        b.got.lost == [StreamEnd::Incoming]
+    }));
+    assert!(within(20, || sleeps(&mut a)));
+
+    // The same for messages of the bulk path.
+    let over = |connection| Message::Over { connection, broken: false }.encode(Way::Rc);
+    let inner = |peer| a.net.numbers.inner(peer).unwrap();
+    let all = [(to_c, 1), (to_c, 2), (to_b, 3)].map(|(peer, number)| (inner(peer), over(number)));
+    let before = b.counts().data_received;
+    a.net.bulk = Some(NoWay::saying(all));
+    assert!(within(20, || {
+        a.poll();
+        b.poll();
+        b.counts().data_received > before
+    }));
+    assert!(within(20, || sleeps(&mut a)));
+
+    drop(silent);
+    assert!(within(20, || {
+        a.poll();
+        c.poll();
+        c.got.lost == [StreamEnd::Incoming] && a.net.unacknowledged() == 0
+    }));
+    assert_eq!((c.got.messages.len(), b.got.messages.len()), (sent, 1));
+    assert_eq!(a.got.lost, [StreamEnd::Outgoing; 2]);
 }
 
 #[test]

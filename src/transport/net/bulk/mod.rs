@@ -161,9 +161,6 @@ pub(crate) trait Bulk: fmt::Debug + Send {
     /// The next control message to send, and its peer; they must be sent in this order.
     fn next_control(&mut self) -> Option<(PeerId, Control)>;
 
-    /// The message could not be sent now.
-    fn put_back(&mut self, control: (PeerId, Control));
-
     /// There are messages to send, or events to process.
     fn has_work(&self) -> bool;
 

@@ -7,6 +7,7 @@ use crate::transport::net::agreement::message::Control;
 use crate::transport::{
     Access, PeerId, Prepared, Purpose, Registered, Remote, RemoteKey, SendError,
 };
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -16,17 +17,28 @@ pub(crate) struct NoWay {
     bell: Doorbell,
     takes_ms: u64,
     ready: bool,
+    controls: VecDeque<(PeerId, Control)>,
 }
 
 impl NoWay {
+    fn new() -> Self {
+        let (bell, controls) = (Doorbell::new().unwrap(), VecDeque::new());
+        Self { bell, takes_ms: 0, ready: false, controls }
+    }
+
     /// Accesses take this long, milliseconds.
     pub(crate) fn taking(takes_ms: u64) -> Box<dyn Bulk> {
-        Box::new(Self { bell: Doorbell::new().unwrap(), takes_ms, ready: false })
+        Box::new(Self { takes_ms, ..Self::new() })
+    }
+
+    /// It has these messages to send.
+    pub(crate) fn saying(controls: impl IntoIterator<Item = (PeerId, Control)>) -> Box<dyn Bulk> {
+        Box::new(Self { controls: controls.into_iter().collect(), ..Self::new() })
     }
 
     /// Says that it is ready, although it is not.
     pub(crate) fn claiming() -> Box<dyn Bulk> {
-        Box::new(Self { bell: Doorbell::new().unwrap(), takes_ms: 0, ready: true })
+        Box::new(Self { ready: true, ..Self::new() })
     }
 }
 
@@ -61,11 +73,10 @@ impl Bulk for NoWay {
     }
     fn leave(&mut self, _: PeerId) {}
     fn next_control(&mut self) -> Option<(PeerId, Control)> {
-        None
+        self.controls.pop_front()
     }
-    fn put_back(&mut self, _: (PeerId, Control)) {}
     fn has_work(&self) -> bool {
-        false
+        !self.controls.is_empty()
     }
     fn poll(&mut self, _: u64, _: &mut dyn BulkSink) -> usize {
         0
@@ -76,7 +87,7 @@ impl Bulk for NoWay {
         self.bell.fd()
     }
     fn sleep(&mut self) -> bool {
-        true
+        self.controls.is_empty()
     }
     fn counts(&self) -> BulkCounts {
         BulkCounts::default()

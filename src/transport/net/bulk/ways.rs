@@ -210,10 +210,6 @@ impl Bulk for Ways {
         first.or_else(|| self.all_mut().find_map(|way| way.next_control()))
     }
 
-    fn put_back(&mut self, control: (PeerId, Control)) {
-        self.controls.push_front(control);
-    }
-
     #[inline]
     fn has_work(&self) -> bool {
         !self.controls.is_empty() || self.all().any(|way| way.has_work())

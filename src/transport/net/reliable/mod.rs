@@ -15,6 +15,7 @@ mod handshake;
 mod hints;
 mod interface;
 mod lateness;
+mod notices;
 pub(crate) mod packet;
 mod queries;
 mod receiver;
@@ -38,6 +39,7 @@ use connection::{Connection, End};
 #[cfg(test)]
 pub(crate) use interface::Counts;
 pub(crate) use interface::{Settings, Sink};
+use notices::Notices;
 pub(crate) use packet::MESSAGE_MAX;
 use packet::{HELLO_LEN, Header, Hello, MAGIC};
 use receiver::Arrival;
@@ -71,6 +73,7 @@ pub(crate) struct Reliable {
     blocked: bool,
     /// The acknowledgement in the last packet, which is read after its message was delivered.
     put_off: Option<PutOff>,
+    notices: Notices,
 }
 
 /// An acknowledgement that connection `id` received at `came`, nanoseconds, and has not processed yet: see
@@ -95,6 +98,7 @@ impl Reliable {
             last_turn: now,
             blocked: false,
             put_off: None,
+            notices: Notices::default(),
         }
     }
 
@@ -219,6 +223,34 @@ impl Reliable {
         now: u64,
     ) -> Result<(), SendError> {
         self.accept(peer, (header, 0), |_, _| (), true, now)
+    }
+
+    /// Sends a message without payload after all notices before it, now or later; to a peer without a connection not at
+    /// all.
+    pub(crate) fn notify(&mut self, peer: PeerId, header: &[u8], now: u64) {
+        let Some(id) = self.table.of(peer).map(|c| c.id) else { return };
+        if self.notices.wait_for(id) || !self.takes(peer, header, now) {
+            self.notices.push(id, peer, header);
+        }
+    }
+
+    /// False: there is no room for the message now.
+    fn takes(&mut self, peer: PeerId, header: &[u8], now: u64) -> bool {
+        self.send(peer, header, 0, |_, _| (), now) != Err(SendError::Again)
+    }
+
+    /// Sends the notices that waited, and for which there is room now.
+    pub(crate) fn notify_again(&mut self, now: u64) {
+        if !self.notices.is_empty() {
+            let mut notices = std::mem::take(&mut self.notices);
+            notices.retry(|peer, header| self.takes(peer, header, now));
+            self.notices = notices;
+        }
+    }
+
+    /// So many notices wait that there should be no further ones.
+    pub(crate) fn has_many_notices(&self) -> bool {
+        self.notices.is_full()
     }
 
     fn accept(
@@ -423,6 +455,7 @@ impl Reliable {
         let known = c.known || c.handshake.is_established();
         let provisional = c.handshake.provisional && !known;
         let upto = c.acknowledged();
+        self.notices.forget(c.id);
         c.release(&mut self.shared);
         if let Some(Rival::Incumbent(at) | Rival::Challenger(at)) = rival {
             if let Some(c) = self.table.at(at) {

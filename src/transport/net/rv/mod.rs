@@ -548,10 +548,6 @@ impl Bulk for Rv {
         self.peers.next_control()
     }
 
-    fn put_back(&mut self, control: (PeerId, Control)) {
-        self.peers.put_back(control);
-    }
-
     #[inline]
     fn has_work(&self) -> bool {
         !self.writes.is_empty()

@@ -297,11 +297,6 @@ impl Streams {
         self.broken.pop_front()
     }
 
-    /// The peer could not be told yet.
-    pub(super) fn put_back(&mut self, broken: (PeerId, u32)) {
-        self.broken.push_front(broken);
-    }
-
     pub(super) fn has_broken(&self) -> bool {
         !self.broken.is_empty()
     }

@@ -863,10 +863,6 @@ impl<D: Device> Bulk for Rc<D> {
         self.connections.next_control()
     }
 
-    fn put_back(&mut self, control: (PeerId, Control)) {
-        self.connections.put_back(control);
-    }
-
     #[inline]
     fn has_work(&self) -> bool {
         self.writes > 0
