@@ -109,9 +109,9 @@ impl Connection {
     /// A handshake packet to the peer.
     pub(super) fn hello(&self, shared: &Shared, kind: HelloKind) -> Hello {
         let (settings, handshake) = (&shared.settings, &self.handshake);
-        let (answered, established) = match kind {
-            HelloKind::Accept => (handshake.answers, handshake.asked_by_established),
-            _ => (0, handshake.is_established()),
+        let (answered, established, cookie) = match kind {
+            HelloKind::Accept => (handshake.answers, handshake.asked_by_established, 0),
+            _ => (0, handshake.is_established(), handshake.cookie),
         };
         Hello {
             kind,
@@ -125,7 +125,7 @@ impl Connection {
             credit: shared.credit(),
             life: settings.life,
             nonce: handshake.nonce,
-            echo: handshake.echo,
+            echo: if cookie == 0 { handshake.echo } else { cookie },
             address: settings.address,
             dest: handshake.remote.map_or(0, |remote| remote.id),
             dest_port: self.address.port(),
@@ -135,8 +135,8 @@ impl Connection {
 
     /// Both sides have proven that they are there.
     pub(super) fn on_established(&mut self, shared: &Shared, now: u64) {
+        (self.handshake.phase, self.handshake.cookie) = (Phase::Established, 0);
         let hellos = &mut self.handshake.hellos;
-        self.handshake.phase = Phase::Established;
         *hellos &= !(INIT | PROBE | DOUBT);
         self.sender.timeout.reset();
         self.path.on_established(self.sender.window.base, now, hellos);

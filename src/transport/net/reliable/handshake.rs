@@ -263,11 +263,12 @@ impl Reliable {
         self.reply(init.address, answer.signed(&self.shared.settings.key));
     }
 
-    /// The peer wants this side's INIT again, with its nonce as the echo.
+    /// The peer wants this side's INIT again, with its nonce as the echo. If there is a connection with it, this is its
+    /// next incarnation, or a replay: an established peer does not read the echo.
     fn on_retry(&mut self, place: u32, hello: &Hello) {
         let Some(c) = self.table.at(place) else { return };
-        if c.handshake.phase == Phase::Greeting && c.handshake.echo != hello.nonce {
-            c.handshake.echo = hello.nonce;
+        if c.handshake.cookie != hello.nonce {
+            c.handshake.cookie = hello.nonce;
             c.handshake.hellos |= INIT;
             self.settle(place);
         }
@@ -291,6 +292,7 @@ impl Reliable {
             }
         } else if c.handshake.is_with(hello) {
             c.liveness.heard(self.shared.patience);
+            c.handshake.cookie = 0;
             c.on_answered(hello.answered, now);
         } else if !hello.established {
             // It answers an INIT sent before this connection was established, perhaps from an earlier incarnation. A

@@ -968,6 +968,76 @@ impl Sink for Guests {
 }
 
 #[test]
+fn whoever_is_back_in_a_crowd_is_recognized_soon() {
+    let mut bench = Bench::connected();
+    bench.poll();
+    let Bench { a, b, now } = &mut bench;
+    // Of `a`'s connection anybody may have recorded everything.
+    let c = a.machine.table.iter().next().unwrap();
+    let init = c.hello(&a.machine.shared, HelloKind::Init);
+    let retry = Hello {
+        kind: HelloKind::Retry,
+        nonce: 77,
+        echo: init.nonce,
+        life: 103,
+        address: b.address,
+        dest: init.connection,
+        dest_port: a.address.port(),
+        ..init
+    };
+    let retry = retry.signed(&a.machine.shared.settings.key);
+    for _ in 0..3 {
+        a.machine.on_datagram(*now, &b.address, &retry, Condition::default(), &mut a.heard);
+    }
+    bench.exchange(|packet| {
+        Hello::decode(packet)
+            .is_some_and(|hello| hello.echo == 77 || hello.kind == HelloKind::Accept)
+    });
+    bench.send(b"still there", 0).unwrap();
+    bench.exchange(|_| true);
+    bench.exchange(|_| true);
+    assert_eq!(bench.b.heard.messages.pop().unwrap().0, b"still there");
+    assert_eq!((bench.a.heard.events.len(), bench.b.heard.events.len()), (1, 1));
+
+    // The next incarnation of `b` has many visitors.
+    let crowd = |n: u64| Hello {
+        address: Address::from_text(&format!("10.0.1.1:{}", 1000 + n)).unwrap(),
+        life: 2 * n + 1001,
+        nonce: n + 7,
+        dest: 0,
+        echo: 0,
+        ..init
+    };
+    bench.b = end(2, 7, 105);
+    let peers = crate::transport::peers::PeerTable::new(Default::default());
+    let mut guests = Guests { peers, connected: Vec::new() };
+    for n in 0..=HALF_OPEN_FREE as u64 {
+        let packet = crowd(n).signed(&bench.b.machine.shared.settings.key);
+        let from = crowd(n).address;
+        let machine = &mut bench.b.machine;
+        machine.on_datagram(bench.now, &from, &packet, Condition::default(), &mut guests);
+    }
+    bench.send(b"who is there", 0).unwrap();
+    let began = bench.now;
+    while bench.a.heard.events.len() == 1 && bench.now < began + 9_000 * MS {
+        bench.now += 10 * MS;
+        let Bench { a, b, now } = &mut bench;
+        a.machine.on_timeout(*now, &mut a.heard);
+        a.machine.poll_transmit(*now, &mut a.wire);
+        for packet in a.wire.packets.drain(..) {
+            b.machine.on_datagram(*now, &a.address, &packet, Condition::default(), &mut guests);
+        }
+        b.machine.poll_transmit(*now, &mut b.wire);
+        for packet in b.wire.packets.drain(..) {
+            a.machine.on_datagram(*now, &b.address, &packet, Condition::default(), &mut a.heard);
+        }
+    }
+    let took = (bench.now - began) / MS;
+    assert_eq!(bench.a.heard.events, ["connected", "Failed(Errno(112))"], "{took} ms");
+    assert!(took < 2_000, "{took} ms");
+}
+
+#[test]
 fn those_who_are_not_where_they_say_cost_nothing_and_keep_nobody_out() {
     const INITS: u32 = 20_000;
     let peers = crate::transport::peers::PeerTable::new(Default::default());

@@ -53,6 +53,8 @@ pub(crate) struct Handshake {
     pub(crate) nonce: u64,
     /// The peer's nonce, which this side's packets repeat.
     pub(crate) echo: u64,
+    /// The peer's cookie, which INITs repeat instead until one is answered; 0: none.
+    pub(crate) cookie: u64,
     pub(crate) remote: Option<Remote>,
     pub(crate) rival: Option<Rival>,
     /// Handshake packets to send.

@@ -4,6 +4,7 @@
 //! An ICMP message that the port is closed may be forged, so it is only a reason to ask. It counts if it quotes an INIT
 //! of this endpoint, whose nonce only those that saw the INIT can know (PROTOCOL.md §7.10).
 
+use super::super::timers::NEVER;
 use super::handshake::{DOUBT, INIT};
 
 /// Time between two checks of a silent peer that owes something, and of any other, nanoseconds.
@@ -27,7 +28,8 @@ pub(crate) struct Liveness {
     pub(super) look_at: u64,
     /// By the clock `Shared::patience`.
     heard_at: u64,
-    owed_since: Option<u64>,
+    /// [`NEVER`]: nothing is owed.
+    owed_since: u64,
     /// The layer above waited for the peer when it last said so.
     owed: bool,
     /// It has not said so since the peer was last looked at.
@@ -47,7 +49,7 @@ impl Liveness {
         Self {
             look_at: now + if half_open { HALF_OPEN_LOOK_NS } else { OWED_LOOK_NS },
             heard_at: patience,
-            owed_since: Some(patience),
+            owed_since: patience,
             ..Self::default()
         }
     }
@@ -61,7 +63,7 @@ impl Liveness {
 
     /// The peer owes something from now on.
     pub(crate) fn owe(&mut self, patience: u64, now: u64) {
-        self.owed_since = Some(patience);
+        self.owed_since = patience;
         self.look_at = self.look_at.min(now + OWED_LOOK_NS);
     }
 
@@ -94,7 +96,7 @@ impl Liveness {
 
     /// The peer owes nothing.
     pub(super) fn rest(&mut self, now: u64) {
-        self.owed_since = None;
+        self.owed_since = NEVER;
         self.look_at = now + IDLE_LOOK_NS;
     }
 
@@ -112,8 +114,8 @@ impl Liveness {
         now: u64,
         hellos: &mut u8,
     ) -> bool {
-        let since = *self.owed_since.get_or_insert(patience);
-        let silent = patience - self.heard_at.max(since).min(patience);
+        self.owed_since = self.owed_since.min(patience);
+        let silent = patience - self.heard_at.max(self.owed_since).min(patience);
         let every = OWED_LOOK_NS.min(timeout / 8).max(1_000_000);
         if silent >= every {
             *hellos |= INIT | DOUBT;
@@ -124,7 +126,7 @@ impl Liveness {
 
     /// Whether a peer that was never heard has kept this endpoint waiting for `span`, nanoseconds. True once.
     pub(super) fn is_late(&mut self, patience: u64, span: u64) -> bool {
-        let since = self.owed_since.unwrap_or(patience).max(self.heard_at);
+        let since = self.owed_since.min(patience).max(self.heard_at);
         let late = !self.reported && patience.saturating_sub(since) >= span;
         self.reported |= late;
         late
