@@ -14,7 +14,7 @@ use super::packet::{DATAGRAM_LEAST, DATAGRAM_START, Hello, HelloKind, VERSION, V
 use super::receiver::Receiver;
 use super::sender::{SUSPICION, Sender};
 use super::shared::Shared;
-use super::timers::NEVER;
+use super::timers::Entry;
 use crate::sys::Errno;
 use crate::telemetry::log;
 use crate::transport::{Address, Departure, Mark, PeerId};
@@ -57,8 +57,7 @@ pub(super) struct Connection {
     pub(super) known: bool,
     /// It is in the queue of connections that have something to send.
     pub(super) queued: bool,
-    /// The time of its entry in the timers.
-    pub(super) timer_at: u64,
+    pub(super) timer: Entry,
     pub(super) handshake: Handshake,
     pub(super) path: Path,
     pub(super) sender: Sender,
@@ -82,7 +81,7 @@ impl Connection {
             id: 0,
             known: phase == Phase::Greeting,
             queued: false,
-            timer_at: NEVER,
+            timer: Entry::default(),
             handshake: Handshake::new(phase, shared.random()),
             path: Path::new(shared.settings.datagram_max.min(DATAGRAM_START)),
             sender: Sender::new(first, Host::of(&address)),

@@ -47,7 +47,7 @@ use shared::Shared;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use table::Table;
-use timers::{NEVER, Timers};
+use timers::Timers;
 
 /// At most this much of the time between two calls counts as silence of a peer, nanoseconds: while the application does
 /// not poll, no peer can be heard.
@@ -177,7 +177,7 @@ impl Reliable {
     /// Sets the timer of a connection, and queues it if it has something to send.
     fn settle(&mut self, place: u32) {
         let Some(c) = self.table.at(place) else { return };
-        self.timers.set(place, c.deadline(), &mut c.timer_at);
+        self.timers.set(place, c.deadline(), &mut c.timer);
         if !c.queued && c.wants_to_send() {
             c.queued = true;
             self.ready.push_back(place);
@@ -324,7 +324,7 @@ impl Reliable {
             Some(Pushed::Held) => self.settle(place),
             Some(Pushed::Left) => {
                 c.coalescer.on_left(clock);
-                self.timers.set(place, c.deadline(), &mut c.timer_at);
+                self.timers.set(place, c.deadline(), &mut c.timer);
             }
             Some(Pushed::Blocked | Pushed::Partly) => {
                 c.coalescer.on_left(clock);
@@ -389,10 +389,9 @@ impl Reliable {
         self.catch_up(now);
         while let Some((at, place)) = self.timers.pop(now) {
             let Some(c) = self.table.at(place) else { continue };
-            if c.timer_at != at {
-                continue; // the entry is of an earlier connection in this slot, or was replaced by a later one
+            if !c.timer.take(at) {
+                continue;
             }
-            c.timer_at = NEVER;
             match c.on_deadline(&mut self.shared, now, sink) {
                 Some(end) => self.remove(place, end, sink),
                 None => self.settle(place),
@@ -423,7 +422,7 @@ impl Reliable {
             self.blocked = !c.transmit(&mut turn);
             let sent = turn.sent;
             n += sent;
-            self.timers.set(place, c.deadline(), &mut c.timer_at);
+            self.timers.set(place, c.deadline(), &mut c.timer);
             if c.wants_to_send() {
                 c.queued = true;
                 if self.blocked && sent == 0 {
