@@ -17,8 +17,9 @@
 //! | the thread that frees memory waits for the thread that wants to free a registration | the monitor only removes entries; a worker deregisters; no memory is allocated or freed under the locks that the monitor takes | `torture`, under malloc's own trimming |
 //! | the monitor's stack is next to a buffer, and is watched when its thread ends | a thread that joins the monitor has released the userfaultfd before | `a_monitor_ends_even_if_its_own_stack_is_watched` |
 //!
-//! One gap remains, because the kernel reports it in no way: `shmat(SHM_REMAP)` over private memory. Huge pages of
-//! hugetlbfs are not kept.
+//! Two gaps remain, because the kernel reports them in no way: `shmat(SHM_REMAP)` over private memory, and guard pages
+//! (`MADV_GUARD_INSTALL`, Linux 6.13), which discard what was there (test `guard_pages_come_without_an_event`).
+//! FI_UDRV_CACHE=off closes them. Huge pages of hugetlbfs are not kept.
 //!
 //! The cost for the application: a thread that unmaps, moves or discards memory in a watched mapping waits for the
 //! monitor (6 µs on the project machine). khugepaged leaves such mappings alone. Another user of userfaultfd gets EBUSY

@@ -138,6 +138,27 @@ fn discarded() {
     }
 }
 
+/// A gap that the page names: if this fails, the kernel has an event for it, and the gap is closed.
+#[test]
+fn guard_pages_come_without_an_event() {
+    const GUARD_INSTALL: i32 = 102; // MADV_GUARD_INSTALL and MADV_GUARD_REMOVE, since Linux 6.13
+    const GUARD_REMOVE: i32 = 103;
+    let Some(bench) = pinning() else { return };
+    let addr = map(LEN);
+    fill(addr, LEN, 1);
+    bench.keep(addr, LEN);
+    let before = bench.cache.statistics();
+    if !advise(addr + PAGE, PAGE, GUARD_INSTALL) {
+        return eprintln!("skipped: this kernel has no guard pages");
+    }
+    assert!(advise(addr + PAGE, PAGE, GUARD_REMOVE) && bench.monitor.is_settled());
+    let after = bench.cache.statistics();
+    assert_eq!(after.invalidations, before.invalidations, "the kernel tells of guard pages");
+    let lease = bench.cache.get(addr, LEN, Access::READ).unwrap();
+    let (there, here) = (bench.device.word(lease.handle(), addr + PAGE), word(addr + PAGE));
+    assert_eq!((there, here), (word(addr), 0), "the device has the page that was discarded");
+}
+
 #[test]
 fn huge_pages() {
     let Some(bench) = pinning() else { return };
