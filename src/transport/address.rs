@@ -63,6 +63,20 @@ impl Address {
         }
     }
 
+    /// This address as its owner has named it in a packet, as this host must name it: the scope of a link-local address
+    /// is the number of an interface of its owner. `near` is an address on the same link, with the scope of this host.
+    pub(crate) fn on_link_of(self, near: &Self) -> Self {
+        match (self.0, near.0) {
+            (SocketAddr::V6(mut owner), SocketAddr::V6(near))
+                if owner.ip().is_unicast_link_local() && near.ip().is_unicast_link_local() =>
+            {
+                owner.set_scope_id(near.scope_id());
+                Self(SocketAddr::V6(owner))
+            }
+            _ => self,
+        }
+    }
+
     /// The port.
     pub(crate) fn port(&self) -> u16 {
         self.0.port()

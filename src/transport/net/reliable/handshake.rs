@@ -46,6 +46,7 @@ impl Reliable {
             }
             return;
         }
+        let hello = &Hello { address: hello.address.on_link_of(from), ..*hello };
         let own = hello.life == shared.settings.life;
         if own || hello.dest_port != shared.settings.address.port() || hello.life & 1 == 0 {
             shared.counts.stray += 1;

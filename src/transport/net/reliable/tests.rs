@@ -968,6 +968,39 @@ impl Sink for Guests {
 }
 
 #[test]
+fn interfaces_of_one_link_may_have_other_numbers_on_the_other_host() {
+    let at = |text: &str| Address::from_text(text).unwrap();
+    let guests = || {
+        let peers = crate::transport::peers::PeerTable::new(Default::default());
+        Guests { peers, connected: Vec::new() }
+    };
+    let make = |port, life, address| {
+        let settings = Settings { address, ..settings(port, 7, life) };
+        (Reliable::new(settings, 1), guests(), Wire::default())
+    };
+    // How each host names both.
+    let (a_at_a, b_at_a) = (at("[fe80::a%2]:1"), at("[fe80::b%2]:2"));
+    let (a_at_b, b_at_b) = (at("[fe80::a%7]:1"), at("[fe80::b%7]:2"));
+    let (mut a, mut guests_a, mut wire_a) = make(1, 101, a_at_a);
+    let (mut b, mut guests_b, mut wire_b) = make(2, 103, b_at_b);
+    let peer = guests_a.peers.intern(&b_at_a).unwrap();
+    a.connect(peer, &b_at_a, MS).unwrap();
+    for now in [2 * MS, 3 * MS] {
+        a.poll_transmit(now, &mut wire_a);
+        for packet in wire_a.packets.drain(..) {
+            b.on_datagram(now, &a_at_b, &packet, Condition::default(), &mut guests_b);
+        }
+        b.poll_transmit(now, &mut wire_b);
+        for packet in wire_b.packets.drain(..) {
+            a.on_datagram(now, &b_at_a, &packet, Condition::default(), &mut guests_a);
+        }
+    }
+    assert_eq!(guests_a.connected, [peer]);
+    assert_eq!(guests_b.connected.len(), 1);
+    assert_eq!(guests_b.peers.address(guests_b.connected[0]), Some(a_at_b), "where replies go");
+}
+
+#[test]
 fn whoever_is_back_in_a_crowd_is_recognized_soon() {
     let mut bench = Bench::connected();
     bench.poll();

@@ -457,6 +457,7 @@ impl<S: LinkSink> LinkSink for Introduced<'_, S> {
     fn on_datagram(&mut self, from: &Address, bytes: &[u8], condition: Condition) {
         self.rdma.on_heard(from);
         if let Some((address, place)) = read_trailer(&self.rdma.own.key, bytes) {
+            let address = address.on_link_of(from);
             self.sink.on_datagram(from, bytes, condition);
             // Nothing is kept of addresses that may be made up.
             if self.sink.knows(&address) {
@@ -464,7 +465,8 @@ impl<S: LinkSink> LinkSink for Introduced<'_, S> {
             }
             return;
         }
-        if let Some(news) = read_news(&self.rdma.own.key, bytes) {
+        if let Some(mut news) = read_news(&self.rdma.own.key, bytes) {
+            news.address = news.address.on_link_of(from);
             return self.rdma.on_news(&news);
         }
         self.sink.on_datagram(from, bytes, condition);
@@ -752,7 +754,8 @@ impl Rdma {
 
     #[cold]
     fn on_calls(&mut self) {
-        for call in std::mem::take(&mut self.called) {
+        for mut call in std::mem::take(&mut self.called) {
+            call.address = call.address.on_link_of(&self.own.me);
             if call.address == self.own.me || call.kind == CallKind::News {
                 continue;
             }
