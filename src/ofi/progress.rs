@@ -47,6 +47,8 @@ pub(super) trait Progress {
     fn is_settled(&self, insists: bool, guard: &Guard<'_>) -> bool;
     /// Whether it is bound to the address vector at this address.
     fn has_vector(&self, vector: *const (), guard: &Guard<'_>) -> bool;
+    /// Completions and receives of the peer that address `from` stood for have address `to` from now on.
+    fn rename_source(&self, from: u64, to: u64, guard: &Guard<'_>);
     /// Reports an operation that failed before it was started.
     fn fail(&self, failure: &Failure, guard: &Guard<'_>);
 }

@@ -51,6 +51,12 @@ fn received(envelope: &Envelope, target: &Target, source: u64, len: usize) -> Co
 }
 
 impl<I: Iface> Engine<I> {
+    /// The address book has the peer that it had under `from` under `to`: posted receives from it follow.
+    pub(crate) fn rename_source(&mut self, from: u64, to: u64, host: &mut impl Host) {
+        let shared = self.core.limits.shares_receives;
+        self.core.matching.receives(shared, host).rename_source(from, to);
+    }
+
     /// Posts a receive, or serves it with an unexpected message.
     pub(crate) fn receive(&mut self, op: &ReceiveOp, host: &mut impl Host) -> Result<(), OpError> {
         let posted = self.core.receive(op, host);

@@ -138,6 +138,15 @@ impl Receives {
         self.posted.newest().map(|posted| posted.source).find(|source| *source != ANY_SOURCE)
     }
 
+    /// Receives that want `from` want `to` from now on.
+    pub(super) fn rename_source(&mut self, from: u64, to: u64) {
+        for list in self.posted.lists_mut() {
+            for key in list.keys_where(|posted| posted.source == from) {
+                list.get_mut(key).into_iter().for_each(|posted| posted.source = to);
+            }
+        }
+    }
+
     /// Posts a receive.
     pub(crate) fn post(&mut self, op: &ReceiveOp) {
         let target = self.target(op);

@@ -336,6 +336,40 @@ static void truncating(struct side *me)
 	free(buffer);
 }
 
+/* A receive from a peer that was inserted twice stays one from this peer when one of the entries is removed, although
+ * another peer gets the place of that. */
+static void inserted_twice(struct side *me)
+{
+	char buffer[2][8], name[NAME_MAX_LEN];
+	struct fi_context contexts[2];
+
+	side_begin(me, &(struct setup){ .caps = FI_TAGGED | FI_DIRECTED_RECV });
+	if (me->rank == 0) {
+		fi_addr_t again, own;
+
+		hear(me, name, sizeof(name));
+		again = insert(me, name);
+		POST(me, fi_trecv(me->ep, buffer[0], 8, NULL, again, 1, 0, &contexts[0]));
+		OK(fi_av_remove(me->av, &me->peer, 1, 0));
+		name_of(me->ep, name);
+		own = insert(me, name);
+		SAME(own, me->peer);
+		POST(me, fi_trecv(me->ep, buffer[1], 8, NULL, own, 1, 0, &contexts[1]));
+		POST(me, fi_tinject(me->ep, "own", 4, own, 1));
+		CHECK(completion(me->rx).op_context == &contexts[1]);
+		me->peer = again;
+		tell(me, "send", 4);
+		CHECK(completion(me->rx).op_context == &contexts[0]);
+		CHECK(!strcmp(buffer[0], "his") && !strcmp(buffer[1], "own"));
+	} else {
+		name_of(me->ep, name);
+		tell(me, name, sizeof(name));
+		hear(me, buffer[0], 4);
+		POST(me, fi_tinject(me->ep, "his", 4, me->peer, 1));
+	}
+	side_end(me);
+}
+
 /* Operations that cannot be. */
 static void refusals(struct side *me)
 {
@@ -367,6 +401,7 @@ const struct group matching_groups[] = {
 	{ "peeking", peeking },
 	{ "cancelling", cancelling },
 	{ "truncating", truncating },
+	{ "inserted-twice", inserted_twice },
 	{ "refusals", refusals },
 	{ NULL, NULL },
 };

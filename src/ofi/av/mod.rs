@@ -132,7 +132,8 @@ unsafe extern "C" fn remove(
                 let removed = if flags & FI_AUTH_KEY != 0 {
                     av.shared.remove_key(fi_addr, &guard)
                 } else {
-                    av.shared.state.get(&guard).remove(fi_addr)
+                    let heir = av.shared.state.get(&guard).remove(fi_addr);
+                    heir.map(|heir| av.shared.inherit(fi_addr, heir, &guard))
                 };
                 if let Err(error) = removed {
                     return -error;

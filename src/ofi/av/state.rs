@@ -206,29 +206,31 @@ impl AvState {
         Ok(entry as u32)
     }
 
+    /// Returns the entry that stands for the peer from now on, if the removed one did and there is another.
     /// Errors: EINVAL for an `fi_addr` without an address; EACCES in a vector that was opened for reading.
-    pub(super) fn remove(&mut self, fi_addr: fi_addr_t) -> Result<(), i32> {
+    pub(super) fn remove(&mut self, fi_addr: fi_addr_t) -> Result<Option<fi_addr_t>, i32> {
         let entry = u32::try_from(fi_addr).map_err(|_| FI_EINVAL)?;
         if self.named.as_ref().is_some_and(|named| named.read.is_some()) {
             return Err(FI_EACCES);
         }
-        self.vacate(entry)?;
+        let heir = self.vacate(entry)?;
         if let Some(named) = &self.named {
             named.board.publish(entry as usize, None);
         }
-        Ok(())
+        Ok(heir.map(fi_addr_t::from))
     }
 
-    fn vacate(&mut self, entry: u32) -> Result<(), i32> {
+    fn vacate(&mut self, entry: u32) -> Result<Option<u32>, i32> {
         let address = *address_of(&self.entries, entry).ok_or(FI_EINVAL)?;
         let hash = address.hash();
+        let mut heir = None;
         if self.find(hash, &address) == Some(entry) {
             // The search for another entry of the address is worth its time only if there are duplicates.
-            let other = (self.duplicates > 0).then(|| self.other_entry(entry, &address)).flatten();
+            heir = (self.duplicates > 0).then(|| self.other_entry(entry, &address)).flatten();
             let entries = &self.entries;
-            match other {
-                Some(other) => {
-                    self.index.replace(hash, entry, other);
+            match heir {
+                Some(heir) => {
+                    self.index.replace(hash, entry, heir);
                     self.duplicates -= 1;
                 }
                 None => self.index.remove(hash, entry, |entry| hash_of(entries, entry)),
@@ -242,7 +244,7 @@ impl AvState {
         }
         self.epoch += 1;
         self.removals += 1;
-        Ok(())
+        Ok(heir)
     }
 
     fn other_entry(&self, entry: u32, address: &PackedAddress) -> Option<u32> {
@@ -332,7 +334,7 @@ mod tests {
         let mut av = state();
         assert_eq!(av.insert(&address("127.0.0.1:1")), Ok(0));
         assert_eq!(av.insert(&address("127.0.0.1:2")), Ok(1));
-        assert_eq!(av.remove(0), Ok(()));
+        assert_eq!(av.remove(0), Ok(None));
         assert_eq!(av.remove(0), Err(FI_EINVAL));
         assert_eq!(av.remove(77), Err(FI_EINVAL));
         assert_eq!(av.remove(u64::MAX), Err(FI_EINVAL));
@@ -347,10 +349,10 @@ mod tests {
         let a = address("127.0.0.1:1");
         assert_eq!((av.insert(&a), av.insert(&a)), (Ok(0), Ok(1)));
         assert_eq!(av.representative(1), Some(0));
-        av.remove(0).unwrap();
+        assert_eq!(av.remove(0), Ok(Some(1)));
         assert_eq!(av.fi_addr(&a), 1);
         assert_eq!(av.duplicates, 0);
-        av.remove(1).unwrap();
+        assert_eq!(av.remove(1), Ok(None));
         assert_eq!(av.fi_addr(&a), FI_ADDR_NOTAVAIL);
     }
 

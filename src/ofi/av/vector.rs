@@ -4,11 +4,11 @@ use super::state::AvState;
 use crate::ofi::domain::Domain;
 use crate::ofi::eq::{self, EventQueue};
 use crate::ofi::guard::{code, entries};
-use crate::ofi::lock::Locked;
+use crate::ofi::lock::{Guard, Locked};
 use crate::ofi::own::{Object, close as close_object, own, own_behind_hooks};
 use crate::ofi::table::{Slack, Table, stubs};
 use crate::transport::JobKey;
-use libfabric_sys::{FI_EINVAL, fi_ops, fid, fid_av};
+use libfabric_sys::{FI_EINVAL, fi_addr_t, fi_ops, fid, fid_av};
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -60,6 +60,17 @@ pub(super) static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
     // SAFETY: fi_ops has six slots.
     ..unsafe { stubs::<fi_ops, 6>() }
 });
+
+impl AddressVector {
+    /// Posted receives that want the peer of `removed` find it under the entry that stands for it from now on.
+    pub(super) fn inherit(&self, removed: fi_addr_t, heir: Option<fi_addr_t>, guard: &Guard<'_>) {
+        let Some(heir) = heir else { return };
+        let this = std::ptr::from_ref(self).cast();
+        let bound =
+            self.domain.endpoints(guard).filter(|endpoint| endpoint.has_vector(this, guard));
+        bound.for_each(|endpoint| endpoint.rename_source(removed, heir, guard));
+    }
+}
 
 /// Error of an operation whose vector has no such address.
 pub(crate) const NO_SUCH_ADDRESS: i32 = FI_EINVAL;

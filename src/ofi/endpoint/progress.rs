@@ -90,6 +90,12 @@ impl Progress for Endpoint {
         self.bindings(guard).av.as_ref().is_some_and(|bound| Arc::as_ptr(bound).cast() == vector)
     }
 
+    fn rename_source(&self, from: u64, to: u64, guard: &Guard<'_>) {
+        if let Some(engine) = self.engine(guard) {
+            engine.rename_source(from, to, &mut self.host(guard));
+        }
+    }
+
     fn fail(&self, failure: &Failure, guard: &Guard<'_>) {
         self.host(guard).fail(failure);
     }

@@ -58,8 +58,12 @@ impl TestHost {
 
     /// Enters `slot` into the address book.
     pub(super) fn learn(&mut self, slot: Slot) {
+        self.learn_as(slot, source(slot));
+    }
+
+    pub(super) fn learn_as(&mut self, slot: Slot, source: u64) {
         self.epoch += 1;
-        self.book.insert(address(slot), source(slot));
+        self.book.insert(address(slot), source);
     }
 
     pub(super) fn source_of_slot(&self, slot: Slot) -> u64 {

@@ -62,6 +62,30 @@ fn plain_and_tagged_messages_never_meet() {
 }
 
 #[test]
+fn a_posted_receive_follows_its_source_to_another_entry_of_the_address_book() {
+    let mut world = World::new(3, Weather::fair(), LIMITS);
+    let moved = source(1) + 100;
+    let (mut a, mut b) = (Memory::zeroed(1), Memory::zeroed(1));
+    world.receive(2, &ReceiveOp { source: source(1), ..receive_op(&mut a, 1) }).unwrap();
+    world.receive(2, &ReceiveOp { source: source(0), ..receive_op(&mut b, 2) }).unwrap();
+    let node = world.node(2);
+    node.host.learn_as(1, moved);
+    node.engine.rename_source(source(1), moved, &mut node.host);
+    for from in [1, 0] {
+        let peer = world.peer(from, 2);
+        let mut memory = Memory(vec![from as u8]);
+        world.send(from, &send_op(peer, &mut memory, 0)).unwrap();
+        world.settle();
+    }
+    let got: Vec<_> = world.receives(2).iter().map(|r| r.unwrap()).collect();
+    let got: Vec<_> = got.iter().map(|c| (c.context, c.source)).collect();
+    assert_eq!(got, [(1, moved), (2, source(0))]);
+    world.sends(0);
+    world.sends(1);
+    world.assert_empty();
+}
+
+#[test]
 fn a_directed_receive_takes_only_its_source() {
     let mut world = World::new(3, Weather::fair(), LIMITS);
     let (mut a, mut b, mut c) = (Memory::zeroed(1), Memory::zeroed(1), Memory::zeroed(1));
