@@ -97,6 +97,13 @@ impl CqState {
         self.entries.len() + self.errors.len() < self.size
     }
 
+    /// False when more entries wait to be read than the queue was made for: what has arrived is left where it is. One
+    /// that is exactly full is not at fault, and another queue of its endpoint may be read first.
+    #[inline]
+    pub(crate) fn is_within_size(&self) -> bool {
+        self.entries.len() + self.errors.len() <= self.size
+    }
+
     #[inline(always)]
     pub(crate) fn push(&mut self, entry: Entry) {
         self.written += 1;

@@ -221,7 +221,7 @@ impl<I: Iface> Engine<I> {
     #[inline]
     pub(crate) fn progress(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
-        if host.has_room() {
+        if host.takes_arrivals() {
             n += self.iface.poll(&mut Delivery { core: &mut self.core, host, answered: false });
         }
         if self.core.arrivals.attentive {

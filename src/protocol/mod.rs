@@ -249,6 +249,10 @@ pub(crate) trait Host {
     fn book_epoch(&self) -> u64;
     /// False while the completion queues are full: no operation is started then.
     fn has_room(&self) -> bool;
+    /// False while more completions wait to be read than the queues were made for: nothing that arrives is taken in.
+    fn takes_arrivals(&self) -> bool {
+        self.has_room()
+    }
     /// As `has_room`, for the queue that sends of transmit context `context` are reported to.
     fn has_room_for_sends(&self, context: u8) -> bool {
         let _ = context;

@@ -125,7 +125,7 @@ impl<I: Iface> Engine<I> {
         let mut n = 0;
         for at in (0..self.core.sends.leaving.len()).rev() {
             let Some(peer) = self.core.sends.leaving.peer_at(at) else { break };
-            if let Some(upto) = self.iface.acknowledged(peer).filter(|_| host.has_room()) {
+            if let Some(upto) = self.iface.acknowledged(peer).filter(|_| host.takes_arrivals()) {
                 n += self.core.on_acknowledged(peer, upto, host);
             }
         }

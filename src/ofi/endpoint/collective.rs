@@ -204,7 +204,7 @@ fn met(
     loop {
         match meeting(ep, av, members, guard) {
             // Without room for completions nothing is taken in.
-            Err(OpError::Again) if !deadline.expired() && ep.host(guard).has_room() => {
+            Err(OpError::Again) if !deadline.expired() && ep.host(guard).takes_arrivals() => {
                 ep.progress(By::Others, guard)
             }
             outcome => return outcome.map_err(error_number),

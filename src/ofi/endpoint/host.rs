@@ -3,7 +3,7 @@
 use super::state::{Bindings, Endpoint, QueueBinding};
 use crate::memory::keys::{Denied, Granted, Region, Right};
 use crate::ofi::cntr::Counter;
-use crate::ofi::cq::{Entry, NO_SOURCE};
+use crate::ofi::cq::{CqState, Entry, NO_SOURCE};
 use crate::ofi::domain::DomainState;
 use crate::ofi::lock::Guard;
 use crate::ofi::trigger::{Count, Ended};
@@ -72,8 +72,23 @@ impl EndpointHost<'_> {
 
     #[inline(always)]
     fn is_roomy(&self, binding: &Option<QueueBinding>) -> bool {
+        self.queue_is(binding, CqState::has_room)
+    }
+
+    /// Whether the queue, if there is one, is as `what` says.
+    #[inline(always)]
+    fn queue_is(&self, binding: &Option<QueueBinding>, what: impl Fn(&CqState) -> bool) -> bool {
         // SAFETY: the guard belongs to the domain of queue and endpoint; one short step.
-        binding.as_ref().is_none_or(|b| unsafe { b.queue.state.get(self.guard) }.has_room())
+        binding.as_ref().is_none_or(|b| what(unsafe { b.queue.state.get(self.guard) }))
+    }
+
+    /// Whether all queues of the endpoint are as `what` says.
+    #[inline(always)]
+    fn queues_are(&self, what: impl Fn(&CqState) -> bool + Copy) -> bool {
+        let all = |bindings: &Bindings| {
+            self.queue_is(&bindings.transmit, what) && self.queue_is(&bindings.receive, what)
+        };
+        all(self.bindings()) && self.endpoint.bindings.read(self.guard).more.iter().all(all)
     }
 
     /// The ended deferred operation, if the completion is one of those.
@@ -200,10 +215,12 @@ impl Host for EndpointHost<'_> {
 
     #[inline]
     fn has_room(&self) -> bool {
-        let all = |bindings: &Bindings| {
-            self.is_roomy(&bindings.transmit) && self.is_roomy(&bindings.receive)
-        };
-        all(self.bindings()) && self.endpoint.bindings.read(self.guard).more.iter().all(all)
+        self.queues_are(CqState::has_room)
+    }
+
+    #[inline]
+    fn takes_arrivals(&self) -> bool {
+        self.queues_are(CqState::is_within_size)
     }
 
     #[inline(always)]

@@ -298,7 +298,7 @@ impl<I: Iface> Engine<I> {
     /// One progress pass for all groups.
     pub(super) fn advance_collectives(&mut self, host: &mut impl Host) -> usize {
         let mut n = self.know_members();
-        if host.has_room() {
+        if host.takes_arrivals() {
             n += self.core.follow_all(host);
         }
         n += self.flush_collectives();
