@@ -5,7 +5,7 @@ use super::domain::Domain;
 use super::elsewhere::Elsewhere;
 use super::lock::{Guard, Locked};
 use super::source::Source;
-use super::wait::{WaitKind, Waitable};
+use super::wait::{Conditional, WaitKind, Waitable};
 use super::wait_set::WaitObject;
 use crate::sys::clock::{Deadline, now_ns};
 use crate::sys::process;
@@ -88,14 +88,14 @@ impl Blocking {
 
 /// Registers a newly opened queue or counter with the progress thread or the wait set, if its wait object needs that.
 /// Errors: ENOMEM, ENOSPC; for a condition, which needs the progress thread: ENOMEM, EMFILE, ENFILE.
-pub(super) fn begin_waiting<T: Waitable + 'static>(
+pub(super) fn begin_waiting<T: Waitable + Conditional + 'static>(
     of: &Arc<T>,
     wait: &WaitObject,
     domain: &Arc<Domain>,
 ) -> Result<(), i32> {
     let object = Arc::downgrade(of);
-    if wait.is_condition() {
-        domain.signal_condition(object.clone())?;
+    if let Some(waiter) = wait.condition() {
+        domain.signal_condition(object.clone(), waiter)?;
     }
     wait.join(object)
 }

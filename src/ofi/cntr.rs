@@ -9,7 +9,7 @@ use super::progress::Progress;
 use super::source::Source;
 use super::table::{SLACK, Slack, Table, cancellable, stubs};
 use super::trigger::{Count, Work};
-use super::wait::{Waitable, Waiter};
+use super::wait::{Conditional, Waitable, Waiter};
 use super::wait_set::WaitObject;
 use libfabric_sys::{
     FI_CLASS_CNTR, FI_CNTR_EVENTS_COMP, FI_EAGAIN, FI_EAVAIL, FI_EINVAL, FI_ETIMEDOUT,
@@ -27,6 +27,9 @@ const QUEUE_MAX: usize = 65536;
 pub(crate) struct CntrState {
     value: u64,
     errors: u64,
+    /// The value and the errors that a call last told the application: a difference is an event that it has not seen,
+    /// and has to be told before it sleeps.
+    shown: (u64, u64),
     pub(crate) source: Source,
     /// Operations that wait for a value, by threshold; those with the same threshold in order of arrival.
     waiting: VecDeque<Work>,
@@ -36,6 +39,18 @@ impl CntrState {
     /// The sum of both values: changes with every event.
     fn sum(&self) -> u64 {
         self.value.wrapping_add(self.errors)
+    }
+
+    /// The value, which the application is told.
+    fn show_value(&mut self) -> u64 {
+        self.shown.0 = self.value;
+        self.value
+    }
+
+    /// The errors, which the application is told.
+    fn show_errors(&mut self) -> u64 {
+        self.shown.1 = self.errors;
+        self.errors
     }
 
     /// Whether a waiting operation may be due.
@@ -128,6 +143,7 @@ pub(crate) unsafe fn open(
         state: Locked::new(CntrState {
             value: 0,
             errors: 0,
+            shown: (0, 0),
             source: Source::new(wait.waiter.clone()),
             waiting: VecDeque::new(),
         }),
@@ -288,15 +304,18 @@ impl Count for Counter {
 impl Waitable for Counter {
     fn try_wait(&self) -> bool {
         let guard = self.domain.lock.lock();
-        let before = self.state(&guard).sum();
-        self.poll(&guard) == before && self.state(&guard).source.arm_fd(&guard)
+        self.progress(&guard);
+        let state = self.state(&guard);
+        (state.value, state.errors) == state.shown && state.source.arm_fd(&guard)
     }
 
     fn end_wait(&self) {
         let guard = self.domain.lock.lock();
         self.state(&guard).source.disarm_fd(&guard);
     }
+}
 
+impl Conditional for Counter {
     fn take_condition(&self, guard: &Guard<'_>) -> Option<Arc<Waiter>> {
         self.state(guard).source.take_condition()
     }
@@ -325,7 +344,7 @@ unsafe extern "C" fn read(cntr: *mut fid_cntr) -> u64 {
             let guard = cntr.domain.lock.lock();
             cntr.state(&guard).source.disarm_fd(&guard);
             cntr.progress(&guard);
-            cntr.state(&guard).value
+            cntr.state(&guard).show_value()
         };
         cntr.domain.give_way();
         value
@@ -338,7 +357,7 @@ unsafe extern "C" fn readerr(cntr: *mut fid_cntr) -> u64 {
         let cntr = unsafe { counter(cntr) };
         let guard = cntr.domain.lock.lock();
         cntr.progress(&guard);
-        cntr.state(&guard).errors
+        cntr.state(&guard).show_errors()
     })
 }
 
@@ -369,15 +388,22 @@ unsafe extern "C-unwind" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c
                 cntr.progress(guard);
                 let state = cntr.state(guard);
                 if state.errors != errors_before {
+                    state.show_errors();
                     Some(-FI_EAVAIL)
                 } else if state.value >= threshold {
+                    state.show_value();
                     Some(0)
                 } else {
                     None
                 }
             },
         );
-        turn.map_break(|result| result.unwrap_or(-FI_ETIMEDOUT))
+        turn.map_break(|result| {
+            result.unwrap_or_else(|| {
+                cntr.state(&cntr.domain.lock.lock()).show_value();
+                -FI_ETIMEDOUT
+            })
+        })
     };
     // SAFETY: nothing here is to be dropped.
     unsafe { waiting_entry("fi_cntr_wait", turn) }

@@ -7,7 +7,7 @@ use super::lock::{Guard, Locked};
 use super::own::{Object, close as close_object, ours, own};
 use super::source::Source;
 use super::table::{SLACK, Slack, Table, cancellable, stubs};
-use super::wait::{Waitable, Waiter};
+use super::wait::{Conditional, Waitable, Waiter};
 use super::wait_set::WaitObject;
 use crate::protocol::Cause;
 use libfabric_sys::{
@@ -401,7 +401,9 @@ impl Waitable for CompletionQueue {
         let guard = self.domain.lock.lock();
         self.state(&guard).source.disarm_fd(&guard);
     }
+}
 
+impl Conditional for CompletionQueue {
     fn take_condition(&self, guard: &Guard<'_>) -> Option<Arc<Waiter>> {
         self.state(guard).source.take_condition()
     }
@@ -580,10 +582,11 @@ unsafe extern "C" fn signal(cq: *mut fid_cq) -> c_int {
     data_entry("fi_cq_signal", || {
         // SAFETY: a queue of this provider.
         let cq = unsafe { &(*cq.cast::<CqFid>()).shared };
-        let Some(waiter) = &cq.wait.waiter else { return -FI_ENOSYS };
+        if cq.wait.waiter.is_none() {
+            return -FI_ENOSYS;
+        }
         let guard = cq.domain.lock.lock();
-        cq.state(&guard).source.signaled = true;
-        waiter.ring();
+        cq.state(&guard).source.signal();
         0
     })
 }

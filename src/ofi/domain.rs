@@ -8,7 +8,7 @@ use super::lock::{DomainLock, Guard, Locked};
 use super::progress::{self, By, Progress, ProgressThread, progress_for_others};
 use super::table::Slack;
 use super::trigger::{Count, Triggers};
-use super::wait::Waitable;
+use super::wait::{Conditional, Waiter};
 use crate::config::Config;
 use crate::memory::keys::{RegionTable, Right};
 use crate::sys::numbers::NumberMap;
@@ -59,8 +59,8 @@ pub(crate) enum Hmem {
 pub(crate) struct DomainState {
     /// Enabled endpoints; each removes itself before it is freed.
     endpoints: Vec<*const dyn Progress>,
-    /// Queues and counters whose wait object is a condition, which the progress thread must signal.
-    conditions: Vec<Weak<dyn Waitable>>,
+    /// Queues, counters and event queues whose wait object is a condition, which the progress thread must signal.
+    conditions: Vec<Weak<dyn Conditional>>,
     /// Memory that peers may access.
     pub(crate) regions: RegionTable,
     /// Counters of regions, by the region's id.
@@ -192,7 +192,14 @@ impl Domain {
         let domain = DomainPtr(Arc::as_ptr(self));
         // SAFETY: see DomainPtr.
         let turn = move || unsafe { domain.get() }.turn();
-        self.thread.get_or_try_init(|| ProgressThread::start(turn)).map(|_| ())
+        let guard = self.lock.lock();
+        if self.thread().is_some() {
+            return Ok(());
+        }
+        let thread = self.thread.get_or_try_init(|| ProgressThread::start(turn))?;
+        // Those that were enabled before; later ones are watched as they enter.
+        self.endpoints(&guard).for_each(|endpoint| thread.watch(endpoint.wait_fd(&guard), 1));
+        Ok(())
     }
 
     /// The progress thread, if there is one.
@@ -225,13 +232,21 @@ impl Domain {
         timeout
     }
 
-    /// From now on the progress thread signals the condition of a queue or counter. Errors: as `require_thread`.
-    pub(super) fn signal_condition(self: &Arc<Self>, of: Weak<dyn Waitable>) -> Result<(), i32> {
+    /// From now on the progress thread signals the condition of a queue, a counter or an event queue. Errors: as `require_thread`.
+    pub(super) fn signal_condition(
+        self: &Arc<Self>,
+        of: Weak<dyn Conditional>,
+        waiter: &Waiter,
+    ) -> Result<(), i32> {
+        self.require_thread()?;
+        self.thread().into_iter().for_each(|thread| waiter.signalled_by(thread.to_kick()));
         let guard = self.lock.lock();
         // SAFETY: the guard belongs to this domain; one short step.
-        unsafe { self.state(&guard) }.conditions.push(of);
-        drop(guard);
-        self.require_thread()
+        let conditions = &mut unsafe { self.state(&guard) }.conditions;
+        if !conditions.iter().any(|known| addr_eq(known.as_ptr(), of.as_ptr())) {
+            conditions.push(of);
+        }
+        Ok(())
     }
 
     /// The domain's own state.

@@ -1,10 +1,12 @@
 //! `struct fid_eq`: event queues for control operations.
 
+use super::domain::Domain;
 use super::fabric::Fabric;
 use super::guard::{entries, entry, may_close, told, waiting_entry};
+use super::lock::Guard;
 use super::own::{Object, close as close_object, ours, own};
 use super::table::{SLACK, Slack, Table, cancellable, stubs};
-use super::wait::{WaitKind, Waitable};
+use super::wait::{Conditional, WaitKind, Waitable, Waiter};
 use super::wait_set::WaitObject;
 use crate::sys::clock::Deadline;
 use crate::sys::process;
@@ -18,6 +20,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::fmt::Debug;
 use std::ops::ControlFlow;
 use std::ptr::addr_eq;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Most events that an application may leave unread before fi_eq_write returns FI_EAGAIN.
@@ -29,6 +32,13 @@ const SLICE_MS: i32 = 500;
 enum Event {
     Data { event: u32, bytes: Box<[u8]> },
     Error { fid: usize, context: usize, data: u64, error: i32 },
+}
+
+impl Event {
+    fn failure(fid: *mut fid, context: *mut c_void, data: u64, error: i32) -> Self {
+        let (fid, context) = (fid.expose_provenance(), context.expose_provenance());
+        Self::Error { fid, context, data, error }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -45,6 +55,16 @@ pub(crate) struct EventQueue {
     writable: bool,
     /// Endpoints that join groups: a thread that reads events progresses them.
     joining: Mutex<Vec<Weak<dyn Join>>>,
+    /// `None`: the wait object is no condition.
+    joined: Option<Arc<Joined>>,
+}
+
+/// The condition of a queue, which a progress thread signals for the ends of joins. It borrows this, and not the queue,
+/// which may be closed meanwhile.
+#[derive(Debug)]
+struct Joined {
+    waiter: Arc<Waiter>,
+    pending: AtomicBool,
 }
 
 /// An endpoint that joins a group.
@@ -104,12 +124,17 @@ pub(crate) unsafe fn open(
     }
     // SAFETY: the application's wait set.
     let wait = unsafe { WaitObject::open(attr.wait_obj, attr.wait_set) }?;
+    let joined = wait.condition().cloned().map(|waiter| {
+        let pending = AtomicBool::new(false);
+        Arc::new(Joined { waiter, pending })
+    });
     let shared = Arc::new(EventQueue {
         fabric: fabric.clone(),
         state: Mutex::new(EqState::default()),
         wait,
         writable: attr.flags & FI_WRITE != 0,
         joining: Mutex::new(Vec::new()),
+        joined,
     });
     let member = Arc::downgrade(&shared);
     shared.wait.join(member)?;
@@ -157,13 +182,17 @@ impl EventQueue {
         }
     }
 
-    fn push(&self, event: Event) {
+    fn queue(&self, event: Event) {
         let mut state = self.state();
         state.events.push_back(event);
         if let Some(waiter) = &self.wait.waiter {
             waiter.ring();
         }
-        drop(state);
+    }
+
+    /// Reports an event, from a call that holds the lock of no domain.
+    fn push(&self, event: Event) {
+        self.queue(event);
         if let Some(waiter) = &self.wait.waiter {
             waiter.broadcast();
         }
@@ -193,10 +222,32 @@ impl EventQueue {
         pending
     }
 
-    /// Reports that all members of a group have joined it.
-    pub(crate) fn push_join_complete(&self, fid: *mut fid, context: *mut c_void) {
-        let entry = fi_eq_entry { fid, context, data: 0 };
-        self.push(Event::Data { event: FI_JOIN_COMPLETE, bytes: bytes_of(&entry) });
+    /// Has the progress thread of `domain` signal the condition, if the queue has one: for joins, which end under the
+    /// domain's lock. Errors: those of starting the thread.
+    pub(super) fn signalled_for(&self, domain: &Arc<Domain>) -> Result<(), i32> {
+        self.joined.iter().try_for_each(|joined| {
+            let member = Arc::downgrade(joined);
+            domain.signal_condition(member, &joined.waiter)
+        })
+    }
+
+    /// Reports that all members of a group have joined it, or that one could not. The domain's lock is held: its
+    /// progress thread is to be kicked.
+    pub(crate) fn push_joined(
+        &self,
+        fid: *mut fid,
+        context: *mut c_void,
+        outcome: Result<(), i32>,
+    ) {
+        let event = match outcome {
+            Ok(()) => {
+                let entry = fi_eq_entry { fid, context, data: 0 };
+                Event::Data { event: FI_JOIN_COMPLETE, bytes: bytes_of(&entry) }
+            }
+            Err(error) => Event::failure(fid, context, 0, error),
+        };
+        self.queue(event);
+        self.joined.iter().for_each(|joined| joined.pending.store(true, Ordering::Release));
     }
 
     /// Reports that `count` addresses of an asynchronous insertion have been added.
@@ -207,12 +258,7 @@ impl EventQueue {
 
     /// Reports that the address with index `data` of an asynchronous insertion failed.
     pub(crate) fn push_error(&self, fid: *mut fid, context: *mut c_void, data: u64, error: i32) {
-        self.push(Event::Error {
-            fid: fid.expose_provenance(),
-            context: context.expose_provenance(),
-            data,
-            error,
-        });
+        self.push(Event::failure(fid, context, data, error));
     }
 
     /// # Safety
@@ -252,7 +298,15 @@ impl EventQueue {
 
 impl Waitable for EventQueue {
     fn try_wait(&self) -> bool {
-        self.state().events.is_empty()
+        // A join moves on only while somebody makes progress.
+        let joins = self.progress_joins();
+        !joins && self.state().events.is_empty()
+    }
+}
+
+impl Conditional for Joined {
+    fn take_condition(&self, _: &Guard<'_>) -> Option<Arc<Waiter>> {
+        self.pending.swap(false, Ordering::AcqRel).then(|| self.waiter.clone())
     }
 }
 

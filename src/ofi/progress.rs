@@ -37,6 +37,8 @@ pub(super) trait Progress {
     fn rearm(&self, guard: &Guard<'_>) -> bool;
     /// A waiter woke up.
     fn disarm(&self, guard: &Guard<'_>);
+    /// Wakes those that sleep on it if a call has left work that nothing else would wake them for.
+    fn rouse(&self, guard: &Guard<'_>);
     /// The progress thread is about to sleep on it: false if there is work.
     fn hand_to_thread(&self, guard: &Guard<'_>) -> bool;
     /// The descriptor that wakes its waiters. Errors: EINVAL before it is enabled; EMFILE, ENFILE, ENOMEM.
@@ -86,6 +88,16 @@ struct Shared {
     bell: Doorbell,
 }
 
+/// Wakes a progress thread, which may have ended.
+#[derive(Clone, Debug)]
+pub(super) struct Kick(Arc<Shared>);
+
+impl Kick {
+    pub(super) fn kick(&self) {
+        self.0.bell.ring();
+    }
+}
+
 /// The progress thread of one domain.
 #[derive(Debug)]
 pub(crate) struct ProgressThread {
@@ -119,6 +131,11 @@ impl ProgressThread {
     /// Wakes the thread.
     pub(crate) fn kick(&self) {
         self.shared.bell.ring();
+    }
+
+    /// What wakes the thread, for those that do not know its domain.
+    pub(super) fn to_kick(&self) -> Kick {
+        Kick(self.shared.clone())
     }
 
     /// Lets an endpoint's descriptor wake the thread.

@@ -269,7 +269,11 @@ impl Triggers {
                 (start(guard, Account { context: key, report }), Some(key))
             }
         };
-        let Err(error) = outcome else { return None };
+        let Err(error) = outcome else {
+            // SAFETY: an endpoint takes its work back, under this lock, before it is freed.
+            unsafe { &**endpoint }.rouse(guard);
+            return None;
+        };
         if let Some(key) = key {
             self.lists(guard).started.remove(&key);
         }

@@ -1,6 +1,7 @@
 //! Wait objects: the kinds of `FI_WAIT_*`, built from one epoll set and one doorbell.
 
 use super::lock::Guard;
+use super::progress::Kick;
 use crate::sys::Errno;
 use crate::sys::event::{Doorbell, Epoll, wait_readable};
 use crate::telemetry::log;
@@ -8,6 +9,7 @@ use libfabric_sys::{
     FI_EINVAL, FI_ENOSYS, FI_GETWAIT, FI_GETWAITOBJ, FI_WAIT_FD, FI_WAIT_MUTEX_COND, FI_WAIT_NONE,
     FI_WAIT_POLLFD, FI_WAIT_SET, FI_WAIT_UNSPEC, FI_WAIT_YIELD, fi_mutex_cond, fi_wait_obj,
 };
+use once_cell::sync::OnceCell;
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::fmt::Debug;
@@ -20,10 +22,12 @@ pub(crate) trait Waitable: Debug + Send + Sync {
     fn try_wait(&self) -> bool;
     /// Ends what `try_wait` began.
     fn end_wait(&self) {}
-    /// Takes the waiter whose condition must be signalled now. The guard belongs to its domain.
-    fn take_condition(&self, _guard: &Guard<'_>) -> Option<Arc<Waiter>> {
-        None
-    }
+}
+
+/// What may have a condition that a progress thread signals.
+pub(crate) trait Conditional: Debug + Send + Sync {
+    /// Takes the waiter whose condition must be signalled now. The guard belongs to the thread's domain.
+    fn take_condition(&self, guard: &Guard<'_>) -> Option<Arc<Waiter>>;
 }
 
 /// The kinds of wait objects.
@@ -71,6 +75,8 @@ pub(crate) struct Waiter {
     epoll: Epoll,
     bell: Doorbell,
     mutex_cond: Option<Box<MutexCond>>,
+    /// The progress thread that signals the condition.
+    signals: OnceCell<Kick>,
 }
 
 // SAFETY: the mutex and condition are made for use by several threads; the rest is descriptors.
@@ -101,11 +107,11 @@ impl Waiter {
         epoll.add(bell.fd(), TOKEN_BELL).map_err(failed("epoll_ctl"))?;
         let mutex_cond = (kind == WaitKind::MutexCond).then(|| {
             Box::new(MutexCond {
-                mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
+                mutex: UnsafeCell::new(libc::PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP),
                 cond: UnsafeCell::new(libc::PTHREAD_COND_INITIALIZER),
             })
         });
-        Ok(Self { kind, epoll, bell, mutex_cond })
+        Ok(Self { kind, epoll, bell, mutex_cond, signals: OnceCell::new() })
     }
 
     pub(crate) fn kind(&self) -> WaitKind {
@@ -121,15 +127,28 @@ impl Waiter {
         self.bell.silence();
     }
 
-    /// Wakes the threads that wait on the condition. Never called with the domain's lock held: the
-    /// application may hold the mutex while it calls libfabric.
+    /// From now on [`Waiter::signal_soon`] wakes this thread, unless there is one already.
+    pub(super) fn signalled_by(&self, thread: Kick) {
+        self.signals.get_or_init(|| thread);
+    }
+
+    /// Wakes the thread that is to signal the condition.
+    #[cold]
+    pub(crate) fn signal_soon(&self) {
+        self.signals.get().into_iter().for_each(Kick::kick);
+    }
+
+    /// Wakes the threads that wait on the condition. Never called with the domain's lock held: a thread of the
+    /// application may hold the mutex while it calls libfabric, and it may be this one.
     pub(crate) fn broadcast(&self) {
         let Some(pair) = &self.mutex_cond else { return };
         // SAFETY: both were statically initialised and live as long as `self`.
         unsafe {
-            libc::pthread_mutex_lock(pair.mutex.get());
+            let locked = libc::pthread_mutex_lock(pair.mutex.get()) != libc::EDEADLK;
             libc::pthread_cond_broadcast(pair.cond.get());
-            libc::pthread_mutex_unlock(pair.mutex.get());
+            if locked {
+                libc::pthread_mutex_unlock(pair.mutex.get());
+            }
         }
     }
 

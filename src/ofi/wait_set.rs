@@ -151,9 +151,9 @@ impl WaitObject {
         Ok(Self { waiter: kind.map(Waiter::new).transpose()?.map(Arc::new), set })
     }
 
-    /// Whether the wait object is a condition.
-    pub(super) fn is_condition(&self) -> bool {
-        self.waiter.as_ref().is_some_and(|waiter| waiter.kind() == WaitKind::MutexCond)
+    /// The waiter, if it has a condition.
+    pub(super) fn condition(&self) -> Option<&Arc<Waiter>> {
+        self.waiter.as_ref().filter(|waiter| waiter.kind() == WaitKind::MutexCond)
     }
 
     fn in_set(&self) -> Option<(&WaitSet, i32)> {

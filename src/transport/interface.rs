@@ -904,4 +904,7 @@ pub(crate) trait Transport: Messages + OneSided + Streaming + Sharing + Sized {
 
     /// Ends the state that `sleep` began.
     fn awake(&mut self) {}
+
+    /// Makes the endpoint's epoll set ready for those that sleep. One transport does it for all.
+    fn rouse(&mut self) {}
 }

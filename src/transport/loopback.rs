@@ -46,6 +46,8 @@ pub(crate) struct Loopback {
     doorbell: Option<Doorbell>,
     epoll: Arc<LateSet>,
     sleeping: bool,
+    /// The doorbell rings.
+    rings: bool,
 }
 
 impl Loopback {
@@ -108,9 +110,7 @@ impl Messages for Loopback {
         if self.queue.len() >= QUEUE_LEN {
             return Err(SendError::Again);
         }
-        if self.sleeping {
-            self.doorbell.iter().for_each(Doorbell::ring);
-        }
+        self.rouse();
         let mut payload = self.spare.pop().unwrap_or_default();
         payload.try_reserve(len).map_err(|_| SendError::Again)?;
         let header_len = header.len().min(MAX_HEADER);
@@ -180,6 +180,7 @@ impl Transport for Loopback {
             doorbell: None,
             epoll: opening.epoll.clone(),
             sleeping: false,
+            rings: false,
         }))
     }
 
@@ -214,14 +215,24 @@ impl Transport for Loopback {
             self.doorbell = Doorbell::new().ok().filter(added);
         }
         let Some(doorbell) = &self.doorbell else { return false };
-        doorbell.silence();
+        if std::mem::take(&mut self.rings) {
+            doorbell.silence();
+        }
         self.sleeping = true;
         true
     }
 
     fn awake(&mut self) {
-        if std::mem::take(&mut self.sleeping) {
-            self.doorbell.as_ref().map(Doorbell::silence);
+        self.sleeping = false;
+        if std::mem::take(&mut self.rings) {
+            self.doorbell.iter().for_each(|bell| _ = bell.silence());
+        }
+    }
+
+    fn rouse(&mut self) {
+        if self.sleeping && !self.rings {
+            self.rings = true;
+            self.doorbell.iter().for_each(Doorbell::ring);
         }
     }
 }

@@ -286,6 +286,11 @@ impl Router {
         each_lane_mut!(self.lanes, (lane, t) => t.awake());
     }
 
+    /// Wakes the threads that sleep on [`Router::wait_fd`] since [`Router::sleep`].
+    pub(crate) fn rouse(&mut self) {
+        each_lane_mut!(self.lanes, (lane, t) => t.rouse());
+    }
+
     /// Makes the next poll look at everything that may have an event.
     pub(crate) fn hasten(&mut self) {
         self.pace.hasten();

@@ -2,9 +2,11 @@
 /* Collective operations: each side has two endpoints, which are four members of a group. */
 #include "all_forms.h"
 
+#include <pthread.h>
 #include <rdma/fi_collective.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define CAPS (FI_MSG | FI_COLLECTIVE)
 #define MEMBERS 4
@@ -21,6 +23,8 @@ struct member {
 /* Of a side, which may be a thread. */
 static __thread struct fid_eq *eq;
 static __thread fi_addr_t addresses[MEMBERS];
+/* What the next event queue is to be; null: as most are. */
+static __thread struct fi_eq_attr *wait_attr;
 
 static struct fid_ep *endpoint_with_events(struct side *me)
 {
@@ -75,7 +79,7 @@ static void begin(struct side *me, struct member members[2])
 	char names[MEMBERS][NAME_MAX_LEN];
 
 	side_open(me, &(struct setup){ .caps = CAPS });
-	OK(fi_eq_open(me->fabric, &(struct fi_eq_attr){ .wait_obj = FI_WAIT_UNSPEC }, &eq, NULL));
+	OK(fi_eq_open(me->fabric, wait_attr ? wait_attr : &(struct fi_eq_attr){ .wait_obj = FI_WAIT_UNSPEC }, &eq, NULL));
 	for (int i = 0; i < 2; i++) {
 		members[i].ep = endpoint_with_events(me);
 		name_of(members[i].ep, names[2 * me->rank + i]);
@@ -286,7 +290,61 @@ static void collective_departure(struct side *me)
 	end(me, members);
 }
 
+/* While a join goes on, the event queue has to be read, and its condition may be held meanwhile. */
+static void collective_waiting(struct side *me)
+{
+	struct fi_eq_attr attr = { .wait_obj = FI_WAIT_MUTEX_COND, .flags = FI_WRITE };
+	struct member members[2];
+	struct fi_mutex_cond pair;
+	struct fi_eq_entry entry;
+	struct fid_av_set *set;
+	fi_addr_t group;
+	uint32_t event;
+	char word[4];
+
+	wait_attr = &attr;
+	begin(me, members);
+	wait_attr = NULL;
+	struct fid *fids[] = { &eq->fid };
+
+	set = whole_set(me);
+	OK(fi_av_set_addr(set, &group));
+	OK(fi_control(&eq->fid, FI_GETWAIT, &pair));
+	if (me->rank == 1)
+		hear(me, word, 4);
+	for (int i = 0; i < 2; i++)
+		OK(fi_join_collective(members[i].ep, group, set, 0, &members[i].mc, &members[i]));
+	if (me->rank == 0) {
+		SAME(fi_trywait(me->fabric, fids, 1), -FI_EAGAIN);
+		tell(me, "join", 4);
+	}
+	pthread_mutex_lock(pair.mutex);
+	for (int i = 0; i < 2;) {
+		struct timespec until;
+		ssize_t n = fi_eq_read(eq, &event, &entry, sizeof(entry), 0);
+
+		if (n != -FI_EAGAIN) {
+			SAME(n, sizeof(entry));
+			SAME(event, FI_JOIN_COMPLETE);
+			i++;
+			continue;
+		}
+		clock_gettime(CLOCK_REALTIME, &until);
+		until.tv_sec += PATIENCE_S;
+		if (fi_trywait(me->fabric, fids, 1) == 0 && pthread_cond_timedwait(pair.cond, pair.mutex, &until))
+			FAIL("the condition is silent for %d s", PATIENCE_S);
+	}
+	SAME(fi_eq_write(eq, 99, "event", 5, 0), 5);
+	pthread_mutex_unlock(pair.mutex);
+	barrier(me);
+	for (int i = 0; i < 2; i++)
+		OK(fi_close(&members[i].mc->fid));
+	OK(fi_close(&set->fid));
+	end(me, members);
+}
+
 const struct group collective_groups[] = {
+	{ "collective_waiting", collective_waiting },
 	{ "collectives", collectives },
 	{ "collective_sets", collective_sets },
 	{ "collective_departure", collective_departure },

@@ -329,6 +329,10 @@ static void wait_set(struct side *me)
 		CHECK(now() - begun < PATIENCE_S);
 	}
 	CHECK(now() - begun < 0.1 + PROMPT_S);
+	/* What the counters have counted is an event too, until it is read. */
+	SAME(fi_wait(set, PATIENCE_S * 1000), 0);
+	SAME(fi_cntr_read(me->sent), 1);
+	SAME(fi_cntr_read(me->received), 1);
 	begun = now();
 	SAME(fi_wait(set, 100), -FI_ETIMEDOUT);
 	SAME(fi_eq_write(eq, 99, "event", 5, 0), 5);
@@ -477,6 +481,253 @@ static void elsewhere(struct side *me)
 	side_close(me);
 }
 
+/* What a counter has counted, and the application has not read, keeps it from sleeping: whoever made the progress. */
+static void counter_asleep(struct side *me)
+{
+	struct fi_context context;
+	char buffer[8], word[4];
+
+	side_begin(me, &(struct setup){ .wait_obj = FI_WAIT_FD, .counters = true });
+	struct fid *both[] = { &me->sent->fid, &me->received->fid };
+
+	/* The second message finds the way that the first one made. */
+	for (uint64_t i = 1; i <= 2; i++) {
+		POST(me, fi_recv(me->ep, buffer, 8, NULL, FI_ADDR_UNSPEC, &context));
+		barrier(me);
+		POST(me, fi_inject(me->ep, "count", 5, me->peer));
+		SAME(fi_trywait(me->fabric, &both[0], 1), -FI_EAGAIN);
+		SAME(fi_cntr_read(me->sent), i);
+		tell(me, "sent", 4);
+		hear(me, word, 4);
+		if (i == 1)
+			completion(me->rx);
+		else
+			sleep_ms(50);
+		/* The first one's turn of progress brings what the second one counts. */
+		SAME(fi_trywait(me->fabric, both, 2), -FI_EAGAIN);
+		SAME(fi_cntr_read(me->received), i);
+	}
+	for (double end = now() + PATIENCE_S; fi_trywait(me->fabric, both, 2) == -FI_EAGAIN;)
+		CHECK(now() < end);
+	side_end(me);
+}
+
+/* A thread that sleeps on the queue of the receives until it has a completion, and when that was. */
+struct sleeper {
+	struct side *me;
+	waiter wait;
+	struct fid_cq *cq;
+	struct fi_cq_tagged_entry entry;
+	double at;
+	pthread_t thread;
+};
+
+static void *sleep_for_one(void *argument)
+{
+	struct sleeper *sleeper = argument;
+
+	sleeper->entry = sleeper->wait(sleeper->me, sleeper->cq);
+	sleeper->at = now();
+	return NULL;
+}
+
+static void fall_asleep(struct sleeper *sleeper)
+{
+	OK(pthread_create(&sleeper->thread, NULL, sleep_for_one, sleeper));
+	sleep_ms(30);
+}
+
+/* It wakes, however busy the machine is. Returns how long after `begun`, seconds. */
+static double woken_since(struct sleeper *sleeper, double begun)
+{
+	OK(pthread_join(sleeper->thread, NULL));
+	return sleeper->at - begun;
+}
+
+/* Of many wake-ups at any time of the half second after which somebody looks anyhow, not all are late. */
+static void some_was_prompt(double fastest)
+{
+	if (fastest > PROMPT_S / 8)
+		FAIL("the fastest wake-up took %.3f s", fastest);
+}
+
+/* One thread sleeps; another posts the receive of a long message that is there, and leaves its bytes to whoever polls.
+ * The endpoint talks to itself: no link to another process has anything for it to look after now and then. */
+static void posted_by_another(struct side *me)
+{
+	static const waiter ways[] = { by_descriptor, by_sread, by_descriptor };
+	struct fi_context contexts[2];
+	char *from = need(LARGE), *to = need(LARGE), name[NAME_MAX_LEN];
+
+	fill(from, LARGE, 61);
+	for (int i = 0; i < 3; i++) {
+		struct setup setup = { .wait_obj = FI_WAIT_FD, .threading = FI_THREAD_SAFE };
+		struct sleeper sleeper = { .me = me, .wait = ways[i] };
+		fi_addr_t own;
+
+		setup.progress = i < 2 ? FI_PROGRESS_MANUAL : FI_PROGRESS_AUTO;
+		side_open(me, &setup);
+		sleeper.cq = me->rx;
+		name_of(me->ep, name);
+		own = insert(me, name);
+		memset(to, 0, LARGE);
+		POST(me, fi_send(me->ep, from, LARGE, NULL, own, &contexts[0]));
+		progress(me);
+		fall_asleep(&sleeper);
+		double begun = now();
+		POST(me, fi_recv(me->ep, to, LARGE, NULL, FI_ADDR_UNSPEC, &contexts[1]));
+		woken_since(&sleeper, begun);
+		SAME(sleeper.entry.len, LARGE);
+		CHECK(holds(to, LARGE, 61, 0));
+		completion(me->tx);
+		side_close(me);
+	}
+	free(from);
+	free(to);
+}
+
+/* One thread sleeps on the descriptor; another looks once, finds nothing and goes on with something else. */
+static void looked_at_by_another(struct side *me)
+{
+	struct setup setup = { .wait_obj = FI_WAIT_FD, .threading = FI_THREAD_SAFE };
+	struct sleeper sleeper = { .me = me, .wait = by_descriptor };
+	struct fi_cq_tagged_entry entry;
+	struct fi_context context;
+	char buffer[8], name[NAME_MAX_LEN];
+	fi_addr_t own;
+
+	side_open(me, &setup);
+	sleeper.cq = me->rx;
+	name_of(me->ep, name);
+	own = insert(me, name);
+	POST(me, fi_recv(me->ep, buffer, 8, NULL, FI_ADDR_UNSPEC, &context));
+	fall_asleep(&sleeper);
+	SAME(fi_cq_read(me->rx, &entry, 1), -FI_EAGAIN);
+	double begun = now();
+	POST(me, fi_inject(me->ep, "look", 4, own));
+	woken_since(&sleeper, begun);
+	SAME(sleeper.entry.len, 4);
+	side_close(me);
+}
+
+/* A queue that holds as many entries as it was made for does not keep the other queue from its own. */
+static void exactly_full(struct side *me)
+{
+	enum { FULL = 4 };
+	struct fi_context contexts[2 * FULL];
+	char *from = need(LARGE), *to[FULL], word[4];
+
+	side_begin(me, &(struct setup){ .cq_size = FULL, .counters = true });
+	fill(from, LARGE, 71);
+	for (int i = 0; i < FULL; i++)
+		to[i] = need(LARGE);
+	for (int i = 0; me->rank == 0 && i < FULL; i++)
+		POST(me, fi_recv(me->ep, to[i], LARGE, NULL, FI_ADDR_UNSPEC, &contexts[i]));
+	barrier(me);
+	for (int i = 0; i < FULL; i++)
+		POST(me, fi_send(me->ep, from, LARGE, NULL, me->peer, &contexts[FULL + i]));
+	if (me->rank == 0) {
+		for (double end = now() + PATIENCE_S; fi_cntr_read(me->received) < FULL;)
+			CHECK(now() < end);
+		tell(me, "full", 4);
+	} else {
+		for (int i = 0; i < FULL; i++)
+			completion(me->tx);
+		hear(me, word, 4);
+		for (int i = 0; i < FULL; i++)
+			POST(me, fi_recv(me->ep, to[i], LARGE, NULL, FI_ADDR_UNSPEC, &contexts[i]));
+	}
+	for (int i = 0; me->rank == 0 && i < FULL; i++)
+		completion(me->tx);
+	for (int i = 0; i < FULL; i++) {
+		completion(me->rx);
+		CHECK(holds(to[i], LARGE, 71, 0));
+		free(to[i]);
+	}
+	side_end(me);
+	free(from);
+}
+
+/* A completion that is made inside the call of another thread is signalled at once. */
+static void condition_by_another(struct side *me)
+{
+	struct fi_context context;
+	double fastest = PATIENCE_S;
+
+	side_begin(me, &(struct setup){ .wait_obj = FI_WAIT_MUTEX_COND, .threading = FI_THREAD_SAFE });
+	for (int i = 0; i < 8; i++) {
+		struct sleeper sleeper = { .me = me, .wait = by_condition, .cq = me->tx };
+
+		fall_asleep(&sleeper);
+		sleep_ms(60 * i);
+		double begun = now();
+		POST(me, fi_send(me->ep, "signal", 7, NULL, me->peer, &context));
+		double took = woken_since(&sleeper, begun);
+		fastest = took < fastest ? took : fastest;
+	}
+	some_was_prompt(fastest);
+	side_end(me);
+}
+
+/* The condition of a counter that is opened after the endpoint that feeds it was enabled. */
+static void condition_opened_late(struct side *me)
+{
+	struct fi_cntr_attr attr = { .events = FI_CNTR_EVENTS_COMP, .wait_obj = FI_WAIT_MUTEX_COND };
+	struct { uint64_t at, key; } target = { 0, 0 };
+	uint64_t written = 0;
+	double fastest = PATIENCE_S;
+	struct fi_context context;
+	struct fi_mutex_cond pair;
+	struct fid_cntr *cntr;
+	struct fid_mr *mr;
+	char word[4];
+
+	side_begin(me, &(struct setup){ .caps = FI_MSG | FI_RMA | FI_RMA_EVENT, .threading = FI_THREAD_SAFE });
+	if (me->rank == 0) {
+		hear(me, &target, sizeof(target));
+		for (uint64_t i = 1; i <= 8; i++) {
+			hear(me, word, 4);
+			sleep_ms(200 + 60 * (int)i);
+			double begun = now();
+			POST(me, fi_write(me->ep, &i, sizeof(i), NULL, me->peer, target.at, target.key, &context));
+			completion(me->tx);
+			hear(me, word, 4);
+			double took = now() - begun;
+			fastest = took < fastest ? took : fastest;
+		}
+		some_was_prompt(fastest);
+	} else {
+		OK(fi_cntr_open(me->domain, &attr, &cntr, NULL));
+		OK(fi_control(&cntr->fid, FI_GETWAIT, &pair));
+		OK(fi_mr_reg(me->domain, &written, sizeof(written), FI_REMOTE_WRITE, 0, 1, 0, &mr, NULL));
+		OK(fi_mr_bind(mr, &cntr->fid, FI_REMOTE_WRITE));
+		target.at = me->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uintptr_t)&written : 0;
+		target.key = fi_mr_key(mr);
+		tell(me, &target, sizeof(target));
+		for (uint64_t i = 1; i <= 8; i++) {
+			struct fid *fids[1] = { &cntr->fid };
+			struct timespec until;
+
+			tell(me, "next", 4);
+			clock_gettime(CLOCK_REALTIME, &until);
+			until.tv_sec += PATIENCE_S;
+			pthread_mutex_lock(pair.mutex);
+			while (fi_cntr_read(cntr) < i) {
+				int rc = fi_trywait(me->fabric, fids, 1);
+
+				CHECK(rc == 0 || rc == -FI_EAGAIN);
+				if (rc == 0 && pthread_cond_timedwait(pair.cond, pair.mutex, &until))
+					FAIL("the condition is silent for %d s", PATIENCE_S);
+			}
+			pthread_mutex_unlock(pair.mutex);
+			tell(me, "seen", 4);
+		}
+		OK(fi_close(&mr->fid));
+		OK(fi_close(&cntr->fid));
+	}
+	side_end(me);
+}
+
 const struct group waiting_groups[] = {
 	{ "sread-unspec", sread_unspec },
 	{ "sread-fd", sread_fd },
@@ -490,5 +741,11 @@ const struct group waiting_groups[] = {
 	{ "wait-set", wait_set },
 	{ "automatic-progress", automatic },
 	{ "elsewhere", elsewhere },
+	{ "counter-asleep", counter_asleep },
+	{ "posted-by-another", posted_by_another },
+	{ "looked-at-by-another", looked_at_by_another },
+	{ "exactly-full", exactly_full },
+	{ "condition-by-another", condition_by_another },
+	{ "condition-opened-late", condition_opened_late },
 	{ NULL, NULL },
 };

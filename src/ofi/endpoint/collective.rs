@@ -139,10 +139,11 @@ unsafe fn join_set(
     let set = unsafe { av_set(address.set) }?;
     // Any thread that reads the event queue progresses the join.
     ep.domain.lock.need();
+    let eq = ep.bindings(&ep.domain.lock.lock()).eq.clone().ok_or(FI_ENOEQ)?;
+    eq.signalled_for(&ep.domain)?;
     let guard = ep.domain.lock.lock();
     let bindings = ep.bindings(&guard);
     let av = bindings.av.as_ref().filter(|av| Arc::ptr_eq(av, &set.av)).ok_or(FI_EINVAL)?;
-    let eq = bindings.eq.clone().ok_or(FI_ENOEQ)?;
     let alone = address.coll_addr == FI_ADDR_NOTAVAIL;
     let within = |known: &Membership| GROUP_ADDRESS | known.group == address.coll_addr;
     if !alone && address.coll_addr != SET_ADDRESS && !ep.state(&guard).groups.iter().any(within) {

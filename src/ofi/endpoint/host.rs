@@ -6,6 +6,7 @@ use crate::ofi::cntr::Counter;
 use crate::ofi::cq::{CqState, Entry, NO_SOURCE};
 use crate::ofi::domain::DomainState;
 use crate::ofi::lock::Guard;
+use crate::ofi::progress::ProgressThread;
 use crate::ofi::trigger::{Count, Ended};
 use crate::protocol::{
     Completion, Direction, Failure, Host, Receives, RemoteAccess, RemoteRange, Standing,
@@ -285,10 +286,8 @@ impl Host for EndpointHost<'_> {
         if let (Some(eq), Some((handle, context))) = (eq, joining) {
             let handle = std::ptr::with_exposed_provenance_mut(handle);
             let context = std::ptr::with_exposed_provenance_mut(context);
-            match outcome {
-                Ok(()) => eq.push_join_complete(handle, context),
-                Err(error) => eq.push_error(handle, context, 0, error),
-            }
+            eq.push_joined(handle, context, outcome);
+            self.endpoint.domain.thread().into_iter().for_each(ProgressThread::kick);
         }
     }
 

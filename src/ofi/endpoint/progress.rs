@@ -1,6 +1,6 @@
 //! Progress of an endpoint, for the objects that it reports to, for its domain, and for sleeping threads.
 
-use super::state::Endpoint;
+use super::state::{Endpoint, THREAD};
 use crate::ofi::elsewhere::enabled;
 use crate::ofi::eq::Join;
 use crate::ofi::lock::Guard;
@@ -17,13 +17,14 @@ impl Progress for Endpoint {
         if by == By::Application {
             let state = self.state(guard);
             state.polled = true;
-            if state.thread_armed {
+            if state.asleep & THREAD != 0 {
                 self.take_from_thread(guard);
             }
         }
         let mut host = self.host(guard);
         let moved = self.engine(guard).map_or(0, |engine| engine.progress(&mut host));
         self.domain.triggers.run_due(guard);
+        self.rouse(guard);
         if by == By::Application && moved == 0 {
             let endpoints = enabled();
             let gives_way = |engine: &mut Engine<Router>| engine.iface().gives_way(endpoints);
@@ -40,7 +41,7 @@ impl Progress for Endpoint {
 
     fn arm(&self, guard: &Guard<'_>) -> bool {
         if self.rearm(guard) {
-            self.state(guard).armed += 1;
+            self.state(guard).asleep += 1;
             return true;
         }
         false
@@ -48,8 +49,7 @@ impl Progress for Endpoint {
 
     fn rearm(&self, guard: &Guard<'_>) -> bool {
         let Some(engine) = self.engine(guard) else { return true };
-        let due = !self.domain.triggers.are_idle(guard);
-        if due || engine.is_busy() || !engine.iface_mut().sleep() {
+        if self.has_work(engine, guard) || !engine.iface_mut().sleep() {
             self.wake_if_unwatched(guard);
             return false;
         }
@@ -62,13 +62,23 @@ impl Progress for Endpoint {
 
     fn disarm(&self, guard: &Guard<'_>) {
         let state = self.state(guard);
-        state.armed = state.armed.saturating_sub(1);
+        if state.asleep & !THREAD > 0 {
+            state.asleep -= 1;
+        }
         self.wake_if_unwatched(guard);
+    }
+
+    #[inline]
+    fn rouse(&self, guard: &Guard<'_>) {
+        if self.state(guard).asleep != 0 {
+            self.rouse_sleepers(guard);
+        }
     }
 
     fn hand_to_thread(&self, guard: &Guard<'_>) -> bool {
         let ready = self.rearm(guard);
-        self.state(guard).thread_armed = ready;
+        let state = self.state(guard);
+        state.asleep = state.asleep & !THREAD | if ready { THREAD } else { 0 };
         ready
     }
 
@@ -119,9 +129,20 @@ impl Endpoint {
         }
     }
 
+    /// Whether the endpoint has to be polled although nothing arrives.
+    fn has_work(&self, engine: &Engine<Router>, guard: &Guard<'_>) -> bool {
+        engine.is_busy() || !self.domain.triggers.are_idle(guard)
+    }
+
+    #[cold]
+    fn rouse_sleepers(&self, guard: &Guard<'_>) {
+        if let Some(engine) = self.engine(guard).filter(|engine| self.has_work(engine, guard)) {
+            engine.iface_mut().rouse();
+        }
+    }
+
     fn wake_if_unwatched(&self, guard: &Guard<'_>) {
-        let state = self.state(guard);
-        if state.armed == 0 && !state.thread_armed {
+        if self.state(guard).asleep == 0 {
             if let Some(engine) = self.engine(guard) {
                 engine.iface_mut().awake();
             }
@@ -134,7 +155,7 @@ impl Endpoint {
     /// The application polls again: doorbells for the thread would only cost time.
     #[cold]
     fn take_from_thread(&self, guard: &Guard<'_>) {
-        self.state(guard).thread_armed = false;
+        self.state(guard).asleep &= !THREAD;
         self.wake_if_unwatched(guard);
         if let Some(thread) = self.domain.thread() {
             thread.kick();

@@ -306,6 +306,7 @@ fn try_receive(
             engine.fail_hopeless(&op, &mut endpoint.host(&guard))
         };
         if endpoint.engine(&guard).is_some_and(hopeless) {
+            endpoint.end_call(&guard);
             return Ok(());
         }
     }
@@ -314,6 +315,7 @@ fn try_receive(
         let mut host = endpoint.host(&guard);
         let served =
             endpoint.engine(&guard).is_some_and(|engine| engine.serve_first(&op, &mut host));
+        endpoint.end_call(&guard);
         if !served || !multi {
             break;
         }
@@ -344,7 +346,9 @@ fn special_receive(
     let endpoint = found.or_else(|| shared.endpoints(guard).next()).ok_or(FI_EOPBADSTATE)?;
     let entry = crate::protocol::Host::reports_all_receives(&endpoint.host(guard));
     let op = ReceiveOp { report: Report::new(op.report.entry() || entry, 0), ..op };
-    special.carry_out(endpoint, &op, guard)
+    let outcome = special.carry_out(endpoint, &op, guard);
+    endpoint.end_call(guard);
+    outcome
 }
 
 receives!(
@@ -371,11 +375,9 @@ unsafe extern "C" fn cancel(fid: fid_t, op_context: *mut c_void) -> isize {
         };
         let mut host = endpoint.host(&guard);
         let Some(engine) = endpoint.engine(&guard) else { return -(FI_EOPBADSTATE as isize) };
-        if engine.cancel(0, op_context.expose_provenance() as u64, &mut host) {
-            0
-        } else {
-            -(FI_ENOENT as isize)
-        }
+        let cancelled = engine.cancel(0, op_context.expose_provenance() as u64, &mut host);
+        endpoint.end_call(&guard);
+        if cancelled { 0 } else { -(FI_ENOENT as isize) }
     })
 }
 

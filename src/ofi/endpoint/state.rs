@@ -87,6 +87,9 @@ pub(super) struct ReceiveState {
     pub(super) min_multi_recv: usize,
 }
 
+/// The progress thread, among the waiters that sleep on an endpoint.
+pub(super) const THREAD: u32 = 1 << 31;
+
 /// State under the domain's lock.
 #[derive(Debug)]
 pub(super) struct EndpointState {
@@ -107,10 +110,8 @@ pub(super) struct EndpointState {
     pub(super) shm_permitted: bool,
     pub(super) max_atomic_size: usize,
     pub(super) bind: Option<Address>,
-    /// Number of waiters that sleep on this endpoint.
-    pub(super) armed: u32,
-    /// The progress thread sleeps on this endpoint.
-    pub(super) thread_armed: bool,
+    /// Number of waiters that sleep on this endpoint, and [`THREAD`] if the progress thread does.
+    pub(super) asleep: u32,
     /// The application has polled since the progress thread last checked.
     pub(super) polled: bool,
     /// What other processes see of the endpoint, from when it is enabled until it is closed.
@@ -304,8 +305,7 @@ impl EndpointState {
             shm_permitted: true,
             max_atomic_size: MAX_BYTES,
             bind,
-            armed: 0,
-            thread_armed: false,
+            asleep: 0,
             polled: false,
             page: None,
             groups: Vec::new(),

@@ -158,8 +158,8 @@ fn the_guard_of_another_domain_opens_nothing() {
     let queue = unsafe { cq::shared(one.cq.cast()) }.unwrap();
     let refuses = |open: &dyn Fn()| catch_unwind(AssertUnwindSafe(open)).is_err();
     assert!(refuses(&|| _ = ep.bindings(&theirs).reports_received()));
-    assert!(refuses(&|| _ = ep.state(&theirs).armed));
+    assert!(refuses(&|| _ = ep.state(&theirs).asleep));
     assert!(refuses(&|| _ = ep.engine(&theirs).is_some()));
     assert!(refuses(&|| _ = queue.source(&theirs).signaled));
-    assert!(!refuses(&|| _ = ep.state(&ep.domain.lock.lock()).armed));
+    assert!(!refuses(&|| _ = ep.state(&ep.domain.lock.lock()).asleep));
 }

@@ -462,8 +462,7 @@ pub(super) fn persist(
             attempt(guard).map_err(error_number)
         }
     };
-    // An operation that is already complete may have raised a counter.
-    ep.domain.triggers.run_due(guard);
+    ep.end_call(guard);
     outcome
 }
 
@@ -598,7 +597,7 @@ impl Receiving {
             return special_receive(ep, &receiving.op(account), op_flags, guard);
         }
         let outcome = receiving.start(ep, guard, account).map_err(error_number);
-        ep.domain.triggers.run_due(guard);
+        ep.end_call(guard);
         outcome
     }
 
@@ -624,6 +623,13 @@ pub(super) fn error_number(error: OpError) -> i32 {
 }
 
 impl Endpoint {
+    /// Before the return of a call that used the engine: an operation that is already complete may have raised a
+    /// counter, and one that is not may have left work to whoever polls.
+    pub(super) fn end_call(&self, guard: &Guard<'_>) {
+        self.domain.triggers.run_due(guard);
+        self.rouse(guard);
+    }
+
     /// The error of a receive at an endpoint that would not report the message.
     #[cold]
     fn cannot_receive(&self, guard: &Guard<'_>) -> i32 {
@@ -659,7 +665,9 @@ fn special_receive(
 ) -> Result<(), i32> {
     let special = Special::of(flags).filter(|_| op.multi_min.is_none()).ok_or(FI_EINVAL)?;
     ep.progress(By::Application, guard);
-    special.carry_out(ep, op, guard)
+    let outcome = special.carry_out(ep, op, guard);
+    ep.end_call(guard);
+    outcome
 }
 
 /// The meaning of FI_PEEK, FI_CLAIM and FI_DISCARD in combination.
@@ -722,7 +730,7 @@ pub(super) unsafe extern "C" fn cancel(fid: fid_t, context: *mut c_void) -> isiz
                 Cancel::Started(key) => engine_cancels(key).unwrap_or(false),
             };
         }
-        ep.domain.triggers.run_due(&guard);
+        ep.end_call(&guard);
         if cancelled { 0 } else { -(FI_ENOENT as isize) }
     })
 }
