@@ -205,9 +205,10 @@ impl Cq {
     }
 
     /// Makes the channel unreadable. The queue cannot be destroyed before its events are
-    /// acknowledged.
-    pub(super) fn silence(&mut self) {
-        let Some(channel) = &self.object.channel else { return };
+    /// acknowledged. Returns how many there were.
+    pub(super) fn silence(&mut self) -> usize {
+        let Some(channel) = &self.object.channel else { return 0 };
+        let mut n = 0;
         let verbs = channel.context.verbs;
         let mut cq = std::ptr::null_mut();
         let mut context = std::ptr::null_mut();
@@ -215,7 +216,9 @@ impl Cq {
         unsafe {
             while (verbs.get_cq_event)(channel.raw.as_ptr(), &mut cq, &mut context) == 0 {
                 (verbs.ack_cq_events)(self.as_ptr(), 1);
+                n += 1;
             }
         }
+        n
     }
 }

@@ -27,7 +27,8 @@ pub(crate) enum RcEvent {
     Filled { qp: u32, immediate: u32, len: u32 },
     /// Our oldest request is complete: the caller has to call [`RcQp::on_written`].
     Written { qp: u32 },
-    /// A request has failed (`ibv_wc_status`): the connection is unusable, and no further event of it is reported.
+    /// A request has failed (`ibv_wc_status`): the connection is unusable. Of its further events only writes of the
+    /// peer are reported that had arrived before: the device completes them in a queue of their own.
     /// The far end of a failed write may get no event: with shared receives, no request of its own is
     /// there to fail.
     Failed { qp: u32, status: u32 },
@@ -65,7 +66,8 @@ pub(crate) struct RcPort {
     /// Room for entries, and the events found in them that are not yet reported.
     entries: Box<[ibv_wc; cq::BATCH]>,
     found: VecDeque<RcEvent>,
-    armed: bool,
+    /// The queue was armed, and the event of that was not read yet.
+    asked: bool,
     /// The error that made it unusable.
     broken: Option<Errno>,
 }
@@ -135,7 +137,7 @@ impl RcPort {
             // SAFETY: all zeroes is a valid ibv_wc.
             entries: Box::new(unsafe { std::mem::zeroed() }),
             found: VecDeque::with_capacity(cq::BATCH),
-            armed: false,
+            asked: false,
             broken: None,
         })
     }
@@ -183,7 +185,7 @@ impl RcPort {
         // now, and none of the new one.
         self.known.remove(&number);
         self.found.retain(|event| event.qp() != number);
-        self.drain()?;
+        self.drain(false)?;
         if !self.settings.shared {
             qp.slot().post_receives(qp.receives())?;
         }
@@ -191,12 +193,13 @@ impl RcPort {
         Ok(qp)
     }
 
-    /// Takes all entries in the queue now.
-    fn drain(&mut self) -> Result<()> {
+    /// Takes all entries in the queue now; if `first`, only until there is an event.
+    #[cold]
+    fn drain(&mut self, first: bool) -> Result<()> {
         let each = self.settings.sends + self.settings.receives;
         let most = each as usize * (self.settings.connections + 2);
         for _ in 0..most.div_ceil(cq::BATCH) {
-            if self.fetch()? < cq::BATCH {
+            if self.fetch()? < cq::BATCH || first && !self.found.is_empty() {
                 break;
             }
         }
@@ -207,12 +210,9 @@ impl RcPort {
     /// broken.
     #[inline]
     pub(crate) fn poll(&mut self, mut each: impl FnMut(RcEvent)) -> Result<usize> {
-        if self.armed {
-            self.armed = false;
-            self.cq.silence();
-        }
-        if self.found.is_empty() {
-            self.fetch()?;
+        // Requests that end with their queue pair may fill a batch without an event.
+        if self.found.is_empty() && self.fetch()? == cq::BATCH && self.found.is_empty() {
+            self.drain(true)?;
         }
         let n = self.found.len().min(cq::BATCH);
         for event in self.found.drain(..n) {
@@ -237,13 +237,9 @@ impl RcPort {
         for entry in self.entries.iter().take(n) {
             let received = u32::from(entry.wr_id != WRITE);
             self.taken += received;
-            let Some(known) = self.known.get_mut(&entry.qp_num).filter(|known| !known.failed)
-            else {
-                continue;
-            };
+            let Some(known) = self.known.get_mut(&entry.qp_num) else { continue };
             known.taken += received;
-            known.failed = entry.status != IBV_WC_SUCCESS;
-            self.found.extend(event(entry));
+            self.found.extend(event(entry, &mut known.failed));
         }
         match self.give_back(n) {
             Ok(()) => Ok(n),
@@ -280,33 +276,43 @@ impl RcPort {
         *self.broken.get_or_insert(errno)
     }
 
+    /// Makes the descriptor unreadable, if an earlier `sleep` has made it readable: for a sleep that no event here ends.
+    pub(crate) fn silence(&mut self) {
+        if self.asked && self.cq.silence() > 0 {
+            self.asked = false;
+        }
+    }
+
     /// Prepares for sleep on the descriptor. False: there is an event.
     pub(crate) fn sleep(&mut self) -> bool {
+        self.silence();
         if !self.found.is_empty() {
             return false;
         }
         if self.broken.is_some() {
             return true;
         }
-        self.armed = true;
+        self.asked = true;
         if let Err(errno) = self.cq.arm() {
             self.break_down(errno);
             return true;
         }
         // Events before the queue was armed do not make the channel readable.
-        while self.found.is_empty() && self.fetch() == Ok(cq::BATCH) {}
+        let _ = self.drain(true);
         self.found.is_empty()
     }
 }
 
-/// The event of an entry. `None`: a message that is not a write, which no peer of this protocol sends.
-fn event(entry: &ibv_wc) -> Option<RcEvent> {
+/// The event of an entry, of a queue pair of which a request `failed` or not. `None`: a request that ended with its
+/// queue pair, or a message that is not a write, which no peer of this protocol sends.
+pub(super) fn event(entry: &ibv_wc, failed: &mut bool) -> Option<RcEvent> {
     let qp = entry.qp_num;
     if entry.status != IBV_WC_SUCCESS {
-        return Some(RcEvent::Failed { qp, status: entry.status });
+        let first = !std::mem::replace(failed, true);
+        return first.then_some(RcEvent::Failed { qp, status: entry.status });
     }
     if entry.wr_id == WRITE {
-        return Some(RcEvent::Written { qp });
+        return (!*failed).then_some(RcEvent::Written { qp });
     }
     let filled = entry.opcode == IBV_WC_RECV_RDMA_WITH_IMM && entry.wc_flags & IBV_WC_WITH_IMM != 0;
     filled.then(|| {

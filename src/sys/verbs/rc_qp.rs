@@ -10,11 +10,11 @@ use rdma_core_sys::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS,
     IBV_QP_AV, IBV_QP_DEST_QPN, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC,
     IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_RETRY_CNT,
-    IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_INIT,
-    IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_RC, IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_WR_RDMA_READ,
-    IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, ibv_post_send, ibv_qp, ibv_qp_attr,
-    ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_send_wr, ibv_send_wr__bindgen_ty_1,
-    ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_sge,
+    IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_ERR,
+    IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_RC, IBV_SEND_FENCE, IBV_SEND_SIGNALED,
+    IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, ibv_post_send, ibv_qp,
+    ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_send_wr,
+    ibv_send_wr__bindgen_ty_1, ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_sge,
 };
 use std::collections::VecDeque;
 use std::ptr::null_mut;
@@ -230,6 +230,14 @@ impl<L> RcQp<L> {
         self.go(&mut attr, IBV_QPS_RTS, send)?;
         self.connected = true;
         Ok(())
+    }
+
+    /// Ends its transfers, in both directions: those that are not complete fail, and all completions of the others are in
+    /// the queue. A queue pair that is dropped takes its completions along.
+    pub(crate) fn stop(&mut self) {
+        self.connected = false;
+        // A device that refuses even this is gone.
+        let _ = self.go(&mut blank(), IBV_QPS_ERR, 0);
     }
 
     /// Posts requests, linked from `first` on. Errors: the driver's, and the first request that was not posted.

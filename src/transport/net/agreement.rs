@@ -185,6 +185,11 @@ impl<L> Agreement<L> {
         self.doomed.contains(&peer)
     }
 
+    /// The peers of connections that failed, without the first `known` ones.
+    pub(crate) fn doomed(&self, known: usize) -> Vec<PeerId> {
+        self.doomed.iter().skip(known).copied().collect()
+    }
+
     /// The connection to `peer` has to end with another one that was released: removes it.
     pub(crate) fn end_too(&mut self, peer: PeerId) -> Option<L> {
         let Connection { id, link, .. } = self.connections.remove(&peer)?;

@@ -325,10 +325,8 @@ impl<H: Handler> Sink for Upwards<'_, H> {
             streams.forget(inner);
         }
         if let Some(bulk) = self.bulk {
-            // The peer's writes from before have arrived: reports them first.
             let mut above = Above { numbers: self.numbers, handler: self.handler };
-            bulk.settle(self.now, &mut above);
-            bulk.forget(inner);
+            bulk.forget(inner, self.now, &mut above);
         }
         let Some(peer) = self.numbers.outer(inner) else { return };
         if let (Departure::Failed(errno), Some(address)) = (departure, self.outer.address(peer)) {

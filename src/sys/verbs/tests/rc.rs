@@ -3,7 +3,12 @@
 
 use super::*;
 use crate::sys::verbs::RcRequest::Announced;
-use rdma_core_sys::IBV_WC_REM_ACCESS_ERR;
+use crate::sys::verbs::rc::event;
+use crate::sys::verbs::rc_shared::WRITE;
+use rdma_core_sys::{
+    IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_REM_ACCESS_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_SUCCESS,
+    IBV_WC_WITH_IMM, IBV_WC_WR_FLUSH_ERR, ibv_wc,
+};
 use std::time::{Duration, Instant};
 
 /// Kept by a write; its count tells when it is dropped.
@@ -484,4 +489,89 @@ fn a_forked_child_ends_no_connection() {
         .unwrap();
     assert_eq!(b.events(1), [RcEvent::Filled { qp: to.number(), immediate: 1, len: 5000 }]);
     assert_eq!(a.events(1), [RcEvent::Written { qp: from.number() }]);
+}
+
+#[test]
+fn a_write_that_had_arrived_is_reported_behind_a_failure() {
+    let entry = |status, wr_id| {
+        // SAFETY: all zeroes is a valid ibv_wc.
+        let mut entry: ibv_wc = unsafe { std::mem::zeroed() };
+        (entry.status, entry.wr_id, entry.qp_num, entry.byte_len) = (status, wr_id, 5, 9);
+        (entry.opcode, entry.wc_flags) = (IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM);
+        entry.__bindgen_anon_1.imm_data = 7u32.to_be();
+        entry
+    };
+    let all = [
+        entry(IBV_WC_RETRY_EXC_ERR, WRITE),
+        entry(IBV_WC_WR_FLUSH_ERR, WRITE),
+        entry(IBV_WC_SUCCESS, 0),
+        entry(IBV_WC_SUCCESS, WRITE),
+        entry(IBV_WC_WR_FLUSH_ERR, 0),
+    ];
+    let mut failed = false;
+    let events: Vec<_> = all.iter().filter_map(|entry| event(entry, &mut failed)).collect();
+    let first = RcEvent::Failed { qp: 5, status: IBV_WC_RETRY_EXC_ERR };
+    assert_eq!(events, [first, RcEvent::Filled { qp: 5, immediate: 7, len: 9 }]);
+}
+
+#[test]
+fn what_was_complete_before_a_stop_is_reported() {
+    for shared in KINDS {
+        let Some((mut a, mut b)) = ends(shared) else { return };
+        let (mut from, mut to) = connect(&mut a, &mut b);
+        let (source, target) = (noise(300, 1), vec![0u8; 300]);
+        let mr = a.register(&source, Permission::Read);
+        let remote = b.register(&target, Permission::RemoteWrite);
+        let at = target.as_ptr().expose_provenance() as u64;
+        let segments = local(&source, &mr);
+        for immediate in 0..16 {
+            let (immediate, keep) = (Announced(immediate), Keep::default());
+            // SAFETY: `source` and `target` live until the connection ends.
+            unsafe { from.post(&segments, at, remote.rkey(), immediate, keep) }.unwrap();
+        }
+        to.stop();
+        let written = |event: &RcEvent| matches!(event, RcEvent::Written { .. });
+        // The writes that came too late fail, and the first of these says so.
+        let mut sent = a.events(1);
+        while sent.len() < 16 && sent.last().is_some_and(written) {
+            sent.extend(a.events(1));
+        }
+        let told = sent.iter().filter(|event| written(event)).count();
+        while b.poll() > 0 {}
+        let filled = |event: &&RcEvent| matches!(event, RcEvent::Filled { .. });
+        assert_eq!(b.events.iter().filter(filled).count(), told, "{:?}", b.events);
+        // SAFETY: `source` and `target` live until the connection ends.
+        let more = unsafe { to.post(&segments, at, remote.rkey(), Announced(1), Keep::default()) };
+        assert_eq!(more, Err(Errno(libc::ENOTCONN)));
+    }
+}
+
+#[test]
+fn an_event_wakes_one_sleep() {
+    let Some((mut a, mut b)) = ends(true) else { return };
+    let (mut from, _to) = connect(&mut a, &mut b);
+    let (source, target) = ([7u8; 64], [0u8; 64]);
+    let mr = a.register(&source, Permission::Read);
+    let remote = b.register(&target, Permission::RemoteWrite);
+    let at = target.as_ptr().expose_provenance() as u64;
+    for again in [RcPort::sleep, |port: &mut RcPort| {
+        port.silence();
+        true
+    }] {
+        // Something else ends the sleep; the queue stays armed.
+        assert!(b.port.sleep());
+        assert_eq!(b.poll(), 0);
+        // SAFETY: both live until the write is reported.
+        unsafe {
+            from.post(&local(&source, &mr), at, remote.rkey(), Announced(1), Keep::default())
+        }
+        .unwrap();
+        assert_eq!(wait_readable(b.port.fd(), 20_000), Ok(true));
+        while b.poll() == 0 {}
+        b.events.clear();
+        assert!(again(&mut b.port));
+        assert_eq!(wait_readable(b.port.fd(), 0), Ok(false));
+        assert_eq!(a.events(1).len(), 1);
+        from.on_written();
+    }
 }

@@ -155,8 +155,9 @@ pub(crate) trait Bulk: fmt::Debug + Send {
         let _ = (peer, rail, open); // a path with one port has no other
     }
 
-    /// Ends the connection to `peer` with its remote buffers, and tells the peer; the layer above is not told.
-    fn leave(&mut self, peer: PeerId);
+    /// Ends the connection to `peer` with its remote buffers, and tells the peer; the layer above is told of those that
+    /// were full, and not of the end.
+    fn leave(&mut self, peer: PeerId, now: u64, sink: &mut dyn BulkSink);
 
     /// The next control message to send, and its peer; they must be sent in this order.
     fn next_control(&mut self) -> Option<(PeerId, Control)>;
@@ -170,13 +171,8 @@ pub(crate) trait Bulk: fmt::Debug + Send {
     /// The device has moved to another port, was removed, or is back: remote buffers that do not survive that are lost.
     fn renew(&mut self, now: u64, sink: &mut dyn BulkSink);
 
-    /// Processes peers' completed writes, because their remote buffers may end next.
-    fn settle(&mut self, now: u64, sink: &mut dyn BulkSink) {
-        let _ = (now, sink);
-    }
-
-    /// `peer` is gone: its remote buffers end before this returns.
-    fn forget(&mut self, peer: PeerId);
+    /// `peer` is gone: its remote buffers end before this returns. Those that were full are reported first.
+    fn forget(&mut self, peer: PeerId, now: u64, sink: &mut dyn BulkSink);
 
     /// Becomes readable when an event happens after `sleep`.
     fn fd(&self) -> BorrowedFd<'_>;

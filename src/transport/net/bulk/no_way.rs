@@ -71,7 +71,7 @@ impl Bulk for NoWay {
     fn is_ready(&self, _: PeerId) -> bool {
         self.ready
     }
-    fn leave(&mut self, _: PeerId) {}
+    fn leave(&mut self, _: PeerId, _: u64, _: &mut dyn BulkSink) {}
     fn next_control(&mut self) -> Option<(PeerId, Control)> {
         self.controls.pop_front()
     }
@@ -82,7 +82,7 @@ impl Bulk for NoWay {
         0
     }
     fn renew(&mut self, _: u64, _: &mut dyn BulkSink) {}
-    fn forget(&mut self, _: PeerId) {}
+    fn forget(&mut self, _: PeerId, _: u64, _: &mut dyn BulkSink) {}
     fn fd(&self) -> BorrowedFd<'_> {
         self.bell.fd()
     }

@@ -38,6 +38,7 @@ pub(crate) struct Ways {
 /// so those on the other path end first.
 struct Guard<'a> {
     other: &'a mut Path,
+    now: u64,
     sink: &'a mut dyn BulkSink,
 }
 
@@ -52,7 +53,7 @@ impl BulkSink for Guard<'_> {
 
     fn on_lost(&mut self, peer: PeerId) {
         if let Some(other) = self.other {
-            other.leave(peer);
+            other.leave(peer, self.now, self.sink);
         }
         self.sink.on_lost(peer);
     }
@@ -170,7 +171,7 @@ impl Bulk for Ways {
             _ => (None, rc),
         };
         if let Some(way) = way {
-            return way.on_control(peer, message, now, &mut Guard { other, sink });
+            return way.on_control(peer, message, now, &mut Guard { other, now, sink });
         }
         let refusal = Message::refuse_unknown(message);
         if let Some(refusal) = refusal.filter(|_| controls.len() < REFUSALS_MAX) {
@@ -201,8 +202,8 @@ impl Bulk for Ways {
         };
     }
 
-    fn leave(&mut self, peer: PeerId) {
-        self.all_mut().for_each(|way| way.leave(peer));
+    fn leave(&mut self, peer: PeerId, now: u64, sink: &mut dyn BulkSink) {
+        self.all_mut().for_each(|way| way.leave(peer, now, sink));
     }
 
     fn next_control(&mut self) -> Option<(PeerId, Control)> {
@@ -219,10 +220,10 @@ impl Bulk for Ways {
         let Self { rv, rc, rails, .. } = self;
         let mut n = 0;
         if let Some(rv) = rv {
-            n += rv.poll(now, &mut Guard { other: rc, sink });
+            n += rv.poll(now, &mut Guard { other: rc, now, sink });
         }
         for rc in rc.iter_mut().chain(rails) {
-            n += rc.poll(now, &mut Guard { other: rv, sink });
+            n += rc.poll(now, &mut Guard { other: rv, now, sink });
         }
         n
     }
@@ -230,22 +231,15 @@ impl Bulk for Ways {
     fn renew(&mut self, now: u64, sink: &mut dyn BulkSink) {
         let Self { rv, rc, .. } = self;
         if let Some(rv) = rv {
-            rv.renew(now, &mut Guard { other: rc, sink });
+            rv.renew(now, &mut Guard { other: rc, now, sink });
         }
         if let Some(rc) = rc {
-            rc.renew(now, &mut Guard { other: rv, sink });
+            rc.renew(now, &mut Guard { other: rv, now, sink });
         }
     }
 
-    fn settle(&mut self, now: u64, sink: &mut dyn BulkSink) {
-        let Self { rv, rc, rails, .. } = self;
-        for rc in rc.iter_mut().chain(rails) {
-            rc.settle(now, &mut Guard { other: rv, sink });
-        }
-    }
-
-    fn forget(&mut self, peer: PeerId) {
-        self.all_mut().for_each(|way| way.forget(peer));
+    fn forget(&mut self, peer: PeerId, now: u64, sink: &mut dyn BulkSink) {
+        self.all_mut().for_each(|way| way.forget(peer, now, sink));
         self.at.remove(&peer);
         self.controls.retain(|(to, _)| *to != peer);
     }

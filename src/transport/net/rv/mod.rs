@@ -540,7 +540,7 @@ impl Bulk for Rv {
         self.on_message(peer, &message, now, &mut |peer| sink.on_lost(peer));
     }
 
-    fn leave(&mut self, peer: PeerId) {
+    fn leave(&mut self, peer: PeerId, _: u64, _: &mut dyn BulkSink) {
         self.retire(peer);
     }
 
@@ -598,7 +598,7 @@ impl Bulk for Rv {
         self.port.away = !(self.port.is_home)();
     }
 
-    fn forget(&mut self, peer: PeerId) {
+    fn forget(&mut self, peer: PeerId, _: u64, _: &mut dyn BulkSink) {
         self.erase(peer);
     }
 

@@ -480,7 +480,7 @@ fn windows_on_one_page_end_together() {
     let second = register(&mut world.ends[0], PeerId(2), &all.slice(8192, 100), 8).unwrap();
     let [first, second] = [first, second].map(|key| Key::decode(&key).unwrap().key);
     assert_eq!(first, second);
-    world.ends[0].bulk.forget(PeerId(1));
+    world.on(0, |bulk, now, told| bulk.forget(PeerId(1), now, told));
     assert_eq!(world.fabric.state().in_use(), 0, "neither can be written");
     world.settle();
     assert_eq!((world.ends[0].lost, world.ends[2].lost), (1, 1), "and the other peer knows");

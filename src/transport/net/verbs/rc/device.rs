@@ -170,6 +170,10 @@ impl QueuePair<Lease<Registrar>> for RcQp<Kept<Lease<Registrar>>> {
         unsafe { add(self, local, to, request) }
     }
 
+    fn stop(&mut self) {
+        Self::stop(self);
+    }
+
     fn waiting(&self) -> usize {
         Self::waiting(self)
     }
@@ -293,6 +297,10 @@ impl Device for Port {
 
     fn fd(&self) -> BorrowedFd<'_> {
         self.port.fd()
+    }
+
+    fn silence(&mut self) {
+        self.port.silence();
     }
 
     fn sleep(&mut self) -> bool {

@@ -119,6 +119,8 @@ pub(super) trait QueuePair<R>: Send {
     /// to here. Requests are carried out in order, and a write not before earlier reads. The registrations are kept
     /// until then. Errors: as for `write`.
     fn reach(&mut self, local: Local<'_, R>, to: (u64, u32), reads: bool) -> Result<(), Errno>;
+    /// Ends its transfers, in both directions. Events of those that were complete can be polled until it is dropped.
+    fn stop(&mut self);
     /// Requests that wait for `post`.
     fn waiting(&self) -> usize;
     /// Posts all requests that wait. Errors: EAGAIN (some still wait), others (it is broken).
@@ -160,6 +162,8 @@ pub(super) trait Device: Send {
     /// Processes a bounded number of events. Errors: the device cannot be used any more.
     fn poll(&mut self, each: impl FnMut(Event)) -> Result<usize, Errno>;
     fn fd(&self) -> BorrowedFd<'_>;
+    /// Makes the descriptor unreadable, for a sleep that no event of this device ends.
+    fn silence(&mut self);
     /// False: something has happened.
     fn sleep(&mut self) -> bool;
     /// The state of the registrations, for the log.
@@ -419,9 +423,11 @@ impl<D: Device> Rc<D> {
                 if let Err(why) = self.on_filled(peer, immediate, len, now, sink) {
                     self.counts.wrong += 1;
                     log::limited!("a peer has written {why}: the connection ends");
-                    self.lose(peer, now, &mut |peer| sink.on_lost(peer));
+                    self.connections.doom(peer);
                 }
             }
+            // The requests of a connection that is being ended.
+            Event::Failed { .. } if self.connections.is_doomed(peer) => {}
             Event::Failed { status, .. } => {
                 log::limited!(
                     cause: status,
@@ -480,28 +486,47 @@ impl<D: Device> Rc<D> {
         Ok(())
     }
 
-    /// Processes up to `most` events. Returns their number; if fewer, there are no more.
-    fn take(&mut self, most: usize, now: u64, sink: &mut dyn BulkSink) -> usize {
+    /// Processes up to `most` events. Returns their number; if fewer, there are no more. Errors: the device cannot be used
+    /// any more.
+    fn take(&mut self, most: usize, now: u64, sink: &mut dyn BulkSink) -> Result<usize, Errno> {
         let mut events = std::mem::take(&mut self.events);
         let mut n = 0;
-        while n < most {
+        let mut polled = Ok(1);
+        while n < most && polled.is_ok_and(|more| more > 0) {
             let Some(device) = &mut self.device else { break };
-            match device.poll(|event| events.push(event)) {
-                Ok(0) => break,
-                Ok(more) => n += more,
-                Err(errno) => {
-                    self.give_up(errno, now, sink);
-                    n += 1;
-                    break;
-                }
-            }
+            polled = device.poll(|event| events.push(event));
+            n += polled.unwrap_or(0);
             for event in events.drain(..) {
                 self.on_event(event, now, sink);
             }
         }
-        events.clear();
         self.events = events;
-        n
+        polled.map(|_| n)
+    }
+
+    /// Processes all events. A device that fails says so again at the next `poll`.
+    fn settle(&mut self, now: u64, sink: &mut dyn BulkSink) {
+        let _ = self.take(SETTLE_MAX, now, sink);
+    }
+
+    /// Stops the connections that have to end, and processes what was complete before: a peer that was told that its
+    /// write has arrived is right, until its queue pair here takes no more (PROTOCOL.md §4.12, rule 8).
+    fn stop_doomed(&mut self, now: u64, sink: &mut dyn BulkSink) {
+        let mut stopped = 0;
+        // Events may tell of further connections that have failed.
+        loop {
+            let doomed = self.connections.doomed(stopped);
+            if doomed.is_empty() {
+                return;
+            }
+            stopped += doomed.len();
+            for peer in doomed {
+                if let Some(Connection { link, .. }) = self.connections.get_mut(peer) {
+                    link.qp.stop();
+                }
+            }
+            self.settle(now, sink);
+        }
     }
 
     /// The device cannot be used any more; it, or another one, may be opened later.
@@ -517,6 +542,10 @@ impl<D: Device> Rc<D> {
 
     /// Ends all connections, and then closes the device.
     fn close(&mut self, now: u64, sink: &mut dyn BulkSink) {
+        for peer in self.connections.peers(|_| true) {
+            self.connections.doom(peer);
+        }
+        self.stop_doomed(now, sink);
         self.lose_all(now, &mut |peer| sink.on_lost(peer));
         if let Some(staging) = &mut self.staging {
             staging.forget_lease();
@@ -855,8 +884,12 @@ impl<D: Device> Bulk for Rc<D> {
         self.connections.ready(peer).is_some()
     }
 
-    fn leave(&mut self, peer: PeerId) {
-        self.retire(peer);
+    fn leave(&mut self, peer: PeerId, now: u64, sink: &mut dyn BulkSink) {
+        if self.connections.get(peer).is_some() {
+            self.connections.doom(peer);
+            self.stop_doomed(now, sink);
+            self.retire(peer);
+        }
     }
 
     fn next_control(&mut self) -> Option<(PeerId, Control)> {
@@ -881,30 +914,35 @@ impl<D: Device> Bulk for Rc<D> {
             let connections = &self.connections;
             self.exposed.check(device, |peer| connections.get(peer).map(|c| c.id), sink);
         }
-        let n = self.take(BATCH, now, sink);
+        let n = match self.take(BATCH, now, sink) {
+            Ok(n) => n,
+            Err(errno) => {
+                self.give_up(errno, now, sink);
+                1
+            }
+        };
         // Completions are processed first: only then is it certain which requests are stuck, and which are lost.
         if n < BATCH {
             if now >= self.look_at {
                 self.look(now);
             }
+            self.stop_doomed(now, sink);
             self.lose_doomed(now, &mut |peer| sink.on_lost(peer));
         }
         n
     }
 
-    /// A peer whose writes have completed believes them to be processed: they are, before its remote buffers end.
-    fn settle(&mut self, now: u64, sink: &mut dyn BulkSink) {
-        self.take(SETTLE_MAX, now, sink);
-    }
-
     fn renew(&mut self, now: u64, sink: &mut dyn BulkSink) {
-        self.settle(now, sink);
         self.close(now, sink);
         self.connections.forget_failures();
         self.trouble = Failures::default();
     }
 
-    fn forget(&mut self, peer: PeerId) {
+    fn forget(&mut self, peer: PeerId, now: u64, sink: &mut dyn BulkSink) {
+        if self.connections.get(peer).is_some() {
+            self.connections.doom(peer);
+            self.stop_doomed(now, sink);
+        }
         self.erase(peer);
     }
 
@@ -916,10 +954,11 @@ impl<D: Device> Bulk for Rc<D> {
         if self.connections.has_news() {
             return false;
         }
-        let Some(device) = self.device.as_mut().filter(|_| self.writes > 0 || self.lent.len() > 0)
-        else {
+        let Some(device) = &mut self.device else { return true };
+        if self.writes == 0 && self.lent.len() == 0 {
+            device.silence();
             return true;
-        };
+        }
         self.armed = true;
         device.sleep()
     }

@@ -49,6 +49,8 @@ struct Fabric {
     unwatched: bool,
     /// GET rendezvous is on.
     offers: bool,
+    /// The network carries a write for as long as its target exists: just before that ends, all of them arrive.
+    prompt: bool,
 }
 
 impl Fabric {
@@ -96,6 +98,18 @@ impl Fabric {
         let len = from.len() as u32;
         self.events[far].push_back(Event::Filled { qp: to, immediate: buffer.slot, len });
         self.events[node].push_back(Event::Written { qp: number });
+    }
+
+    /// Queue pair `number` takes no writes from here on.
+    fn close(&mut self, number: u32) {
+        let to_it = |(_, wire): &(&u32, &Wire)| wire.to == Some(number);
+        let writers = self.pairs.iter().filter(to_it);
+        let writers: Vec<_> = writers.map(|(from, wire)| (*from, wire.requests.len())).collect();
+        for (from, count) in writers {
+            for _ in 0..if self.prompt { count } else { 0 } {
+                self.deliver(from);
+            }
+        }
     }
 
     fn fail(&mut self, number: u32, status: u32) {
@@ -188,11 +202,18 @@ impl QueuePair<FakeRegion> for FakeQp {
     fn on_written(&mut self) {
         self.kept.pop_front().unwrap();
     }
+    fn stop(&mut self) {
+        let mut fabric = self.fabric.lock().unwrap();
+        fabric.close(self.number);
+        fabric.fail(self.number, 5);
+    }
 }
 
 impl Drop for FakeQp {
     fn drop(&mut self) {
-        self.fabric.lock().unwrap().pairs.remove(&self.number);
+        let mut fabric = self.fabric.lock().unwrap();
+        fabric.close(self.number);
+        fabric.pairs.remove(&self.number);
     }
 }
 
@@ -280,6 +301,9 @@ impl Device for FakeDevice {
     }
     fn fd(&self) -> BorrowedFd<'_> {
         self.bell.fd()
+    }
+    fn silence(&mut self) {
+        self.bell.silence();
     }
     fn sleep(&mut self) -> bool {
         self.fabric.lock().unwrap().events[self.node].is_empty()
@@ -588,7 +612,7 @@ fn a_departed_peer_has_no_windows_any_more() {
     world.settle();
     world.lend(0, 1, 10).unwrap();
     world.hear(0, 1); // it has posted the write
-    world.nodes[0].bulk.forget(PeerId(1));
+    world.with(0, |bulk, now, told| bulk.forget(PeerId(1), now, told));
     world.nodes[0].lent.clear();
     world.settle();
     assert_eq!(world.nodes[1].bulk.counts().broken, 1, "it sees the queue pair gone");
@@ -613,7 +637,7 @@ fn what_was_taken_is_heard_of_before_its_window_ends() {
         assert_eq!(world.nodes[0].filled, 0);
         match cause {
             0 => {
-                world.nodes[1].bulk.leave(PeerId(0));
+                world.with(1, |bulk, now, told| bulk.leave(PeerId(0), now, told));
                 world.poll(1);
                 world.hear(1, 0);
             }
@@ -623,10 +647,7 @@ fn what_was_taken_is_heard_of_before_its_window_ends() {
                 world.fabric.lock().unwrap().events[0].push_front(failed);
                 world.poll(0);
             }
-            2 => {
-                world.with(0, |bulk, now, told| bulk.settle(now, told));
-                world.nodes[0].bulk.forget(PeerId(1));
-            }
+            2 => world.with(0, |bulk, now, told| bulk.forget(PeerId(1), now, told)),
             3 => world.with(0, |bulk, now, told| bulk.renew(now, told)),
             _ => {
                 world.nodes[0].bulk.connections.doom(PeerId(1));
@@ -635,14 +656,55 @@ fn what_was_taken_is_heard_of_before_its_window_ends() {
         }
         assert_eq!(world.nodes[0].filled, 1, "{cause}");
         world.poll(1);
-        assert_eq!(
-            world.nodes[1].seen,
-            u64::from(cause != 0),
-            "{cause}: once, if it still listens"
-        );
+        assert_eq!(world.nodes[1].seen, 1, "{cause}: once");
         world.settle();
         assert_eq!(world.nodes[0].filled, 1, "{cause}");
     }
+}
+
+/// The same, of a write that arrives while this side ends the connection.
+#[test]
+fn what_arrives_until_the_end_is_heard_of() {
+    for cause in 0..5 {
+        let mut world = World::new(3, 4);
+        for peer in [1, 2] {
+            world.prepare(0, peer);
+            world.settle();
+            world.lend(0, peer, 10).unwrap();
+            world.hear(0, peer); // it has posted the write
+        }
+        world.fabric.lock().unwrap().prompt = true;
+        let owners: Vec<_> = world.nodes[0].bulk.owners.iter().map(|(qp, of)| (*qp, *of)).collect();
+        for (qp, peer) in owners {
+            match cause {
+                0 => world.nodes[0].bulk.connections.doom(peer),
+                1 => {
+                    let wrong = Event::Filled { qp, immediate: u32::MAX, len: 1 };
+                    world.fabric.lock().unwrap().events[0].push_back(wrong);
+                }
+                2 => world.with(0, |bulk, now, told| bulk.leave(peer, now, told)),
+                3 => world.with(0, |bulk, now, told| bulk.forget(peer, now, told)),
+                _ => world.with(0, |bulk, now, told| bulk.renew(now, told)),
+            }
+        }
+        (0..3).for_each(|at| world.poll(at));
+        let seen: u64 = world.nodes.iter().map(|node| node.seen).sum();
+        assert_eq!((world.nodes[0].filled, seen), (2, 2), "{cause}");
+        assert_eq!(world.nodes[0].bulk.connections.len(), 0, "{cause}");
+    }
+}
+
+#[test]
+fn an_event_that_is_not_wanted_any_more_wakes_once() {
+    use crate::sys::event::wait_readable;
+    let mut world = World::new(2, 4);
+    world.prepare(0, 1);
+    world.settle();
+    let Node { bulk, .. } = &mut world.nodes[0];
+    bulk.device.as_ref().unwrap().bell.ring();
+    assert_eq!(wait_readable(bulk.fd(), 0), Ok(true));
+    assert!(bulk.sleep());
+    assert_eq!(wait_readable(bulk.fd(), 0), Ok(false));
 }
 
 #[test]
@@ -802,6 +864,7 @@ fn run(seed: u64) -> (u64, u64) {
     let mut rng = Rng::new(seed);
     let count = 2 + rng.below(3) as usize;
     let mut world = World::new(count, 1 + rng.below(3) as usize);
+    world.fabric.lock().unwrap().prompt = true;
     for _ in 0..600 {
         world.now += rng.below(2_000_000);
         let at = rng.below(count as u64) as usize;
@@ -846,8 +909,10 @@ fn run(seed: u64) -> (u64, u64) {
         assert!(!node.bulk.has_work(), "seed {seed}");
     }
     assert!(world.fabric.lock().unwrap().regions.is_empty(), "seed {seed}");
-    let sum = |f: fn(&Node) -> u64| world.nodes.iter().map(f).sum();
-    (sum(|node| node.filled), sum(|node| node.bulk.connections.counts.broken))
+    let sum = |f: fn(&Node) -> u64| world.nodes.iter().map(f).sum::<u64>();
+    let (filled, seen) = (sum(|node| node.filled), sum(|node| node.seen));
+    assert!(seen <= filled, "seed {seed}: {seen} writes were complete, and {filled} were noted");
+    (filled, sum(|node| node.bulk.connections.counts.broken))
 }
 
 #[test]
@@ -1088,7 +1153,7 @@ fn what_is_long_or_ends_a_window_waits_for_nothing() {
     assert_eq!(posted(&world).0, 6);
     // Requests that wait when a connection ends are never posted, and their bounce buffers are freed.
     short(&mut world, 2);
-    world.nodes[1].bulk.leave(PeerId(0));
+    world.with(1, |bulk, now, told| bulk.leave(PeerId(0), now, told));
     assert_eq!(world.nodes[1].bulk.staging.as_ref().unwrap().in_use(), 0);
     world.poll(1);
     assert!(world.nodes[1].reached.is_empty());
@@ -1268,6 +1333,6 @@ fn what_is_not_to_be_read_is_not_offered() {
         assert!(offer(&mut world, &memory).is_some());
     }
     assert_eq!(offer(&mut world, &memory), None, "there are as many as may be");
-    world.nodes[0].bulk.forget(PeerId(1));
+    world.with(0, |bulk, now, told| bulk.forget(PeerId(1), now, told));
     assert!(world.fabric.lock().unwrap().regions.is_empty());
 }
