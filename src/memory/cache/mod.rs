@@ -333,21 +333,28 @@ impl<R: Registrar> Cache<R> {
         access: Access,
         generous: Access,
     ) -> Result<Arc<Entry<R::Handle>>, Refusal> {
-        let shared = &*self.shared;
-        let (mut allowed, mut attempts) = (generous, 0);
-        loop {
-            match self.register_once(span, allowed) {
-                Ok(entry) => return Ok(entry),
-                Err(Errno(libc::ENOMEM | libc::EAGAIN)) => {
-                    attempts += 1;
-                    if attempts == ATTEMPTS || !shared.let_go(span.len()) {
-                        return Err(Refusal::NoRoom);
-                    }
-                }
-                Err(_) if allowed != access => allowed = access, // read-only memory
-                Err(error) => return Err(Refusal::Device(error)),
+        let register = |allowed| self.beside(span.len(), || self.register_once(span, allowed));
+        let made = match register(generous) {
+            Err(errno) if generous != access && !is_full(errno) => register(access), // read-only memory
+            made => made,
+        };
+        made.map_err(|errno| if is_full(errno) { Refusal::NoRoom } else { Refusal::Device(errno) })
+    }
+
+    /// Runs `register`, which registers `len` bytes with the same device. If there is no room, idle registrations are
+    /// removed, and it runs again. Errors: its own.
+    pub(crate) fn beside<T>(
+        &self,
+        len: usize,
+        register: impl Fn() -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        for _ in 1..ATTEMPTS {
+            match register() {
+                Err(errno) if is_full(errno) && self.shared.let_go(len) => {}
+                made => return made,
             }
         }
+        register()
     }
 
     /// Logs once that some memory cannot be watched: another user watches it (EBUSY), it is a file (EINVAL), or the
@@ -363,6 +370,11 @@ impl<R: Registrar> Cache<R> {
     fn lease(&self, entry: Arc<Entry<R::Handle>>) -> Lease<R> {
         Lease { shared: self.shared.clone(), entry }
     }
+}
+
+/// The device has no room for a registration.
+fn is_full(errno: Errno) -> bool {
+    matches!(errno.0, libc::ENOMEM | libc::EAGAIN)
 }
 
 impl<R: Registrar> Lease<R> {

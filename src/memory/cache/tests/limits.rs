@@ -116,6 +116,12 @@ fn a_full_device_gets_room_or_the_request_is_refused() {
     assert_eq!(cache.statistics().refused, 1);
     drop(held);
     assert!(get(20, 8).is_ok());
+    // A registration that the cache does not keep gets room too.
+    let other =
+        |pages| cache.beside(pages * PAGE, || device.register(addr, pages * PAGE, Access::READ));
+    assert!(other(8).is_ok());
+    assert_eq!(other(9).err(), Some(Errno(libc::ENOMEM)));
+    drop(get(20, 1).unwrap());
     device.set_room(0);
     assert_eq!(get(40, 1).err(), Some(Refusal::NoRoom));
     assert_eq!((cache.statistics().entries, device.registered_bytes()), (0, 0));

@@ -264,7 +264,8 @@ impl Device for Port {
         // The watch begins before the registration, so that no change is missed.
         let vigil = self.memory.watch_over(at, part.len()).ok_or(Errno(libc::EOPNOTSUPP))?;
         let permission = Permission::Exposed { reads, writes };
-        let registration = self.memory.registrar().register(at, part.len(), permission)?;
+        let register = || self.memory.registrar().register(at, part.len(), permission);
+        let registration = self.memory.beside(part.len(), register)?;
         let shown = Shown { registration, vigil };
         if self.is_sound(&shown) { Ok(shown) } else { Err(Errno(libc::EAGAIN)) }
     }

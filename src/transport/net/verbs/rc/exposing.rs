@@ -9,6 +9,7 @@ use crate::memory::SegmentList;
 use crate::sys::Errno;
 use crate::sys::numbers::NumberMap;
 use crate::telemetry::log;
+use crate::transport::net::agreement::pause::{Failures, PAUSE_NS};
 use crate::transport::net::agreement::{Agreement, Side};
 use crate::transport::net::bulk::key::{Key, Use};
 use crate::transport::net::bulk::{BulkSink, STALE, UNREGISTERED};
@@ -51,11 +52,14 @@ pub(super) struct Exposed<D: Device> {
     pub(super) made: u64,
     /// The device's count of mapping changes at the last check.
     seen: u64,
+    /// How often there was no room for a registration, and until when none is tried: an attempt takes the registrations
+    /// of messages away.
+    full: Failures,
 }
 
 impl<D: Device> Default for Exposed<D> {
     fn default() -> Self {
-        Self { ranges: Vec::new(), bytes: 0, made: 0, seen: 0 }
+        Self { ranges: Vec::new(), bytes: 0, made: 0, seen: 0, full: Failures::default() }
     }
 }
 
@@ -125,19 +129,28 @@ impl<D: Device> Exposed<D> {
         (peer, connection): (PeerId, u32),
         (region, memory): (u64, &SegmentList),
         rights: (bool, bool),
+        now: u64,
     ) -> Result<Key, Errno> {
         if !self.ranges.iter().any(|range| range.is(region, memory, rights)) {
             let room = device.exposes();
             if memory.len() > room {
                 return Err(Errno(libc::EFBIG));
             }
-            if self.ranges.len() >= EXPOSED_MAX || memory.len() > room - self.bytes.min(room) {
+            if self.ranges.len() >= EXPOSED_MAX
+                || memory.len() > room - self.bytes.min(room)
+                || self.full.pause(now)
+            {
                 return Err(Errno(libc::ENOSPC));
             }
             if self.ranges.is_empty() {
                 self.seen = device.changes();
             }
-            let registration = device.expose(memory, rights)?;
+            let registration = device.expose(memory, rights).inspect_err(|errno| {
+                if errno.0 == libc::ENOMEM {
+                    self.full.again(now, PAUSE_NS);
+                }
+            })?;
+            self.full = Failures::default();
             let (addr, len, peers) = (memory.first_addr(), memory.len(), NumberMap::default());
             self.bytes += len;
             self.made += 1;
@@ -203,12 +216,18 @@ impl<D: Device> Rc<D> {
         // A peer may read back what it has written. Its engine makes sure that it reads nothing else, and asks where
         // the region is.
         let rights = (reads || confirms, writes);
-        match self.exposed.add(device, (peer, connection.id), (region, memory), rights) {
+        match self.exposed.add(device, (peer, connection.id), (region, memory), rights, now) {
             Ok(key) => {
                 connection.link.used = now;
+                connection.link.keys += 1;
                 Registered::Yes(Registration { key: key.encode(), reads, writes, confirms })
             }
             Err(Errno(libc::EAGAIN | libc::ENOSPC)) => Registered::No,
+            // Other memory may be let go later.
+            Err(errno @ Errno(libc::ENOMEM)) => {
+                tell_refused(errno);
+                Registered::No
+            }
             Err(errno) => {
                 log::info(format_args!(
                     "a region of {} bytes is not for peers to reach by RDMA ({errno}): messages do it",

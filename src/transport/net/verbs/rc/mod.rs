@@ -46,6 +46,8 @@ const PEER_WINDOWS: u32 = 32;
 pub(super) const WINDOWS: usize = 1024;
 /// A connection that was not used for this long may be closed to make room for another, nanoseconds.
 const IDLE_NS: u64 = 20_000_000;
+/// The same where the peer has keys to this side's memory: it may use them unseen.
+const KEYS_IDLE_NS: u64 = 1_000_000_000;
 /// A connection whose oldest request has not completed for this long counts as broken, nanoseconds; each of its bytes
 /// adds time. A device gives up by itself, after two seconds at the earliest; but soft-RoCE of Linux 6.1 has been seen
 /// to wait forever, when packets of a write and of a read behind it were lost.
@@ -179,6 +181,8 @@ pub(super) struct Link<Q> {
     used: u64,
     /// Remote buffers advertised to the peer.
     lent: u32,
+    /// Other keys that the peer has, and that this side did not withdraw.
+    keys: u32,
     /// This side's requests that are in flight or wait to be posted, oldest first, and their bytes.
     posted: VecDeque<(Posted, usize)>,
     /// Since when the first of them has been the oldest, nanoseconds.
@@ -193,7 +197,7 @@ type Connection<Q> = agreement::Connection<Link<Q>>;
 impl<Q> Link<Q> {
     fn new(qp: Q, psn: u32, now: u64) -> Self {
         let (posted, first_since) = (VecDeque::new(), now);
-        Self { qp, psn, used: now, lent: 0, posted, first_since, full: false }
+        Self { qp, psn, used: now, lent: 0, keys: 0, posted, first_since, full: false }
     }
 
     /// Whether there is room for `n` requests.
@@ -566,17 +570,7 @@ impl<D: Device> Side for Rc<D> {
     }
 
     fn has_place(&mut self, now: u64) -> bool {
-        if self.connections.len() < self.limit {
-            return true;
-        }
-        let idle = |(_, c): &(PeerId, &Connection<D::Qp>)| {
-            let unused = c.phase == Phase::Ready && now.saturating_sub(c.link.used) >= IDLE_NS;
-            c.link.lent == 0 && c.link.posted.is_empty() && (unused || c.is_stale(now))
-        };
-        let oldest = self.connections.iter().filter(idle).min_by_key(|(_, c)| c.link.used);
-        let Some((peer, _)) = oldest else { return false };
-        self.evict(peer);
-        true
+        self.connections.len() < self.limit || self.make_place(now)
     }
 
     fn prepare(
@@ -594,9 +588,8 @@ impl<D: Device> Side for Rc<D> {
             }
         }
         let psn = process::random_u64() as u32 & 0x00ff_ffff;
-        let device = self.device(now)?;
-        let mut qp = device.connection()?;
-        let own = device.end(&qp, psn);
+        let mut qp = self.queue_pair(now)?;
+        let own = self.device(now)?.end(&qp, psn);
         to.map_or(Ok(()), |to| qp.connect(to, psn))?;
         self.owners.insert(qp.number(), peer);
         Ok((Link::new(qp, psn, now), own))
@@ -699,6 +692,33 @@ fn register<'a, D: Device>(
 }
 
 impl<D: Device> Rc<D> {
+    /// Ends an idle connection, if there is one: the one that was unused for longest, if possible of a peer that cannot
+    /// be using it at this moment.
+    #[cold]
+    fn make_place(&mut self, now: u64) -> bool {
+        let idle = |(_, c): &(PeerId, &Connection<D::Qp>)| {
+            let after = if c.link.keys > 0 { KEYS_IDLE_NS } else { IDLE_NS };
+            let unused = c.phase == Phase::Ready && now.saturating_sub(c.link.used) >= after;
+            c.link.lent == 0 && c.link.posted.is_empty() && (unused || c.is_stale(now))
+        };
+        let missed = |(_, c): &(PeerId, &Connection<D::Qp>)| (c.link.keys > 0, c.link.used);
+        let Some((peer, _)) = self.connections.iter().filter(idle).min_by_key(missed) else {
+            return false;
+        };
+        self.evict(peer);
+        true
+    }
+
+    /// A new queue pair. A device may have fewer than are allowed here: then an idle connection makes room.
+    fn queue_pair(&mut self, now: u64) -> Result<D::Qp, Errno> {
+        match self.device(now)?.connection() {
+            Err(Errno(libc::EAGAIN | libc::ENOMEM)) if self.make_place(now) => {
+                self.device(now)?.connection()
+            }
+            made => made,
+        }
+    }
+
     /// Registers a remote buffer, which one write with notice by `peer` fills.
     fn lend(&mut self, peer: PeerId, part: &SegmentList, token: u64, now: u64) -> Registered {
         let Some(connection) = self.connections.ready_mut(peer) else { return Registered::No };
@@ -791,6 +811,7 @@ impl<D: Device> Rc<D> {
         let (key, addr, len) = (lease.rkey(), payload.first_addr(), payload.len());
         let slot = self.offered.insert(Window { peer, token: 0, len, lease })?;
         connection.link.used = now;
+        connection.link.keys += 1;
         let key = Key { connection: connection.id, slot, addr, key, holds: Use::Send }.encode();
         Some(Registration { key, reads: true, writes: false, confirms: false })
     }
@@ -830,13 +851,20 @@ impl<D: Device> Bulk for Rc<D> {
         let Some(known) = self.connections.get_mut(peer).filter(|c| c.id == connection) else {
             return;
         };
+        let link = &mut known.link;
         match holds {
-            Use::Region => self.exposed.remove(peer, key),
+            Use::Region => {
+                self.exposed.remove(peer, key);
+                link.keys = link.keys.saturating_sub(1);
+            }
             Use::Receive => {
                 let taken = self.lent.remove(peer, slot).is_some();
-                known.link.lent = known.link.lent.saturating_sub(u32::from(taken));
+                link.lent = link.lent.saturating_sub(u32::from(taken));
             }
-            Use::Send => drop(self.offered.remove(peer, slot)),
+            Use::Send => {
+                let taken = self.offered.remove(peer, slot).is_some();
+                link.keys = link.keys.saturating_sub(u32::from(taken));
+            }
         }
     }
 

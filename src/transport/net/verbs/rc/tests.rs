@@ -38,6 +38,8 @@ struct Fabric {
     next: u32,
     /// Requests for which a queue pair has room.
     depth: usize,
+    /// Queue pairs of one device.
+    most: usize,
     /// Registrations fail.
     refuses: bool,
     /// The devices of these nodes fail.
@@ -230,6 +232,9 @@ impl Device for FakeDevice {
     type Qp = FakeQp;
     fn connection(&mut self) -> Result<FakeQp, Errno> {
         let mut fabric = self.fabric.lock().unwrap();
+        if fabric.pairs.values().filter(|wire| wire.node == self.node).count() >= fabric.most {
+            return Err(Errno(libc::ENOMEM));
+        }
         let number = fabric.number();
         fabric.pairs.insert(number, Wire { node: self.node, ..Wire::default() });
         let (kept, waiting) = (VecDeque::new(), VecDeque::new());
@@ -389,7 +394,8 @@ struct World {
 impl World {
     fn new(count: usize, limit: usize) -> Self {
         let events = (0..count).map(|_| VecDeque::new()).collect();
-        let fabric = Arc::new(Mutex::new(Fabric { events, depth: 3, ..Fabric::default() }));
+        let fabric =
+            Arc::new(Mutex::new(Fabric { events, depth: 3, most: 99, ..Fabric::default() }));
         let node = |node| {
             let fabric = fabric.clone();
             let open = move || {
@@ -583,6 +589,46 @@ fn the_budget_is_kept_and_the_idle_give_way() {
     world.now += IDLE_NS;
     let other = (1..6).find(|peer| !used.contains(peer)).unwrap();
     assert_eq!(world.prepare(0, other), Prepared::No);
+}
+
+#[test]
+fn a_device_with_fewer_queue_pairs_than_allowed_serves_all_peers() {
+    let mut world = World::new(6, 99);
+    world.fabric.lock().unwrap().most = 2;
+    for peer in 1..6 {
+        assert_eq!(world.prepare(0, peer), Prepared::Later);
+        world.settle();
+        assert_eq!(world.prepare(0, peer), Prepared::Ready);
+        world.now += IDLE_NS;
+    }
+    let counts = world.nodes[0].bulk.counts();
+    assert_eq!((counts.connections, counts.made, counts.evicted), (2, 5, 3));
+    assert_eq!(world.prepare(1, 0), Prepared::Later, "and whoever asks");
+    world.settle();
+    assert_eq!(world.prepare(1, 0), Prepared::Ready);
+    assert_eq!(world.prepare(0, 2), Prepared::Later);
+    world.settle();
+    assert_eq!(world.prepare(0, 3), Prepared::No, "nobody is idle");
+}
+
+#[test]
+fn who_has_keys_gives_way_last() {
+    let mut world = World::new(5, 2);
+    let region = OwnedBuffer::zeroed(100);
+    expose(&mut world, 0, 1, &region.segments());
+    world.now += IDLE_NS;
+    world.prepare(0, 2);
+    world.settle();
+    world.now += IDLE_NS;
+    expose(&mut world, 0, 3, &region.segments());
+    let known = |world: &World, peer| world.nodes[0].bulk.connections.get(PeerId(peer)).is_some();
+    assert!(known(&world, 1) && !known(&world, 2), "1 may read and write, and nothing here tells");
+    // A key that was made just now will be used.
+    world.now += IDLE_NS;
+    assert_eq!(world.prepare(0, 4), Prepared::No);
+    world.now += KEYS_IDLE_NS;
+    assert_eq!(world.prepare(0, 4), Prepared::Later);
+    assert!(!known(&world, 1) && known(&world, 3));
 }
 
 #[test]
@@ -1160,6 +1206,25 @@ fn what_is_long_or_ends_a_window_waits_for_nothing() {
 }
 
 #[test]
+fn a_region_without_room_is_tried_again_later() {
+    let mut world = World::new(2, 4);
+    world.prepare(0, 1);
+    world.settle();
+    let region = OwnedBuffer::zeroed(100);
+    let ask = |world: &mut World| {
+        let (memory, purpose) =
+            (region.segments(), Purpose::Region { id: 7, reads: true, writes: true });
+        world.with(0, |bulk, now, _| bulk.register(PeerId(1), &memory, purpose, false, now))
+    };
+    world.fabric.lock().unwrap().refuses = true;
+    assert_eq!(ask(&mut world), Registered::No);
+    world.fabric.lock().unwrap().refuses = false;
+    assert_eq!(ask(&mut world), Registered::No, "not at once");
+    world.now += PAUSE_NS;
+    assert!(matches!(ask(&mut world), Registered::Yes(_)));
+}
+
+#[test]
 fn memory_that_changes_is_exposed_no_more() {
     let mut world = World::new(2, 4);
     let region = OwnedBuffer::zeroed(100);
@@ -1203,7 +1268,7 @@ fn both_ends_hear_of_a_connection_that_gives_way() {
         world.with(initiator, |bulk, now, _| put(bulk, now)).unwrap();
         world.settle();
         assert_eq!(world.nodes[initiator].reached, [1]);
-        world.now += IDLE_NS;
+        world.now += KEYS_IDLE_NS;
         assert_eq!((world.nodes[0].lost, world.nodes[1].lost), (0, 0));
         assert_eq!(world.prepare(evicts, 2), Prepared::Later);
         assert_eq!(world.nodes[evicts].lost, 1);
@@ -1240,7 +1305,7 @@ fn whoever_gave_way_has_another_epoch() {
     let region = OwnedBuffer::zeroed(10);
     let first = expose(&mut world, 0, 1, &region.segments()).key;
     assert!(world.nodes[0].bulk.is_current(PeerId(1), &first));
-    world.now += IDLE_NS;
+    world.now += KEYS_IDLE_NS;
     assert_eq!(world.prepare(0, 2), Prepared::Later);
     assert!(!world.nodes[0].bulk.is_current(PeerId(1), &first));
     assert!(world.fabric.lock().unwrap().regions.is_empty(), "no peer has a key");
