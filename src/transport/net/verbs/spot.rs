@@ -47,7 +47,7 @@ impl At {
         }
         let gids = device.gids(number).map_err(|errno| format!("its GIDs: {errno}"))?;
         let same = |gid: &Gid| gid.index == self.gid_index && gid.raw == place.gid;
-        if place.network == Network::Roce && !gids.iter().any(same) {
+        if !gids.iter().any(same) {
             return Err(format!("GID {} is another one", self.gid_index));
         }
         Ok(())

@@ -287,6 +287,20 @@ fn costs_of_datagrams() {
 }
 
 #[test]
+fn a_port_with_another_address_is_not_the_same() {
+    let Some(ip) = address() else { return };
+    let me = Address(SocketAddr::new(ip, 0));
+    let slots = |_: &_| (TRIED_SLOTS, TRIED_SLOTS);
+    let all = settings(RdmaPolicy::Auto);
+    let found = first_that_works(&all, &me, Spread::new(0, false), 1, slots).unwrap();
+    let mut at = found.unwrap().at;
+    assert_eq!(at.fits(), Ok(()));
+    // Another subnet.
+    at.place.gid[0] ^= 1;
+    assert!(at.fits().is_err());
+}
+
+#[test]
 fn what_is_not_there_is_not_offered() {
     let loopback = "127.0.0.1".parse().unwrap();
     assert_eq!(device_at(&settings(RdmaPolicy::Off), loopback), Ok(None));
