@@ -24,6 +24,8 @@ pub struct Weather {
     pub handle_failures: u32,
     /// See above.
     pub handle_delays: u32,
+    /// Datagrams longer than this, bytes, are lost on their way; 0: none.
+    pub narrow: u32,
     /// Most bytes that all processes of a run may register each, like RLIMIT_MEMLOCK; 0: any.
     pub locked_bytes: u64,
     /// A port goes down and up again after so many datagrams (of a device without them, an eighth as many packets); 0:
@@ -95,6 +97,7 @@ impl Weather {
         match what {
             "scatter" if amount == "packets" => self.scatter = Some(Scatter::Packets),
             "scatter" if amount == "bus" => self.scatter = Some(Scatter::Bus),
+            "narrow" => self.narrow = amount.parse().ok()?,
             "locked" => self.locked_bytes = amount.parse().ok()?,
             "flap" => self.flap_after = amount.parse().ok()?,
             "removal" => self.removal_after = amount.parse().ok()?,
@@ -124,8 +127,10 @@ mod tests {
 
     #[test]
     fn words_say_how_often() {
-        let weather = Weather::parse("loss=0.5%, scatter=bus,locked=4096,flap=7").unwrap();
+        let weather =
+            Weather::parse("loss=0.5%, scatter=bus,locked=4096,flap=7,narrow=99").unwrap();
         assert_eq!((weather.loss, weather.scatter), (5000, Some(Scatter::Bus)));
+        assert_eq!(weather.narrow, 99);
         assert_eq!((weather.locked_bytes, weather.flap_after), (4096, 7));
         for bad in ["loss", "loss=2", "loss=101%", "snow=1%", "scatter=x"] {
             assert!(Weather::parse(bad).is_err(), "{bad}");

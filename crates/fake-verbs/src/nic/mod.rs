@@ -190,6 +190,7 @@ impl Nic {
 
     /// Loses, repeats, delays or delivers it.
     fn weather_of(&mut self, frame: Frame) {
+        let len = if let Body::Datagram { bytes, .. } = &frame.body { bytes.len() } else { 0 };
         let is_datagram = matches!(frame.body, Body::Datagram { .. });
         self.climate.arrived += match (is_datagram, self.personality.driver.ud) {
             (true, _) => 1,
@@ -198,7 +199,8 @@ impl Nic {
         };
         if is_datagram {
             count(Counter::Received);
-            if self.random.happens(self.weather.loss) {
+            let too_long = self.weather.narrow > 0 && len > self.weather.narrow as usize;
+            if too_long || self.random.happens(self.weather.loss) {
                 return count(Counter::Lost);
             }
             if self.random.happens(self.weather.duplication) {

@@ -802,8 +802,8 @@ impl Rdma {
 
     /// A challenge or response that cannot be sent counts as lost.
     fn try_send(&mut self, to: &Place, call: &Call) {
-        let bytes = call.encode(&self.own.key);
         let Some(link) = &mut self.link else { return };
+        let bytes = call.padded(&self.own.key, link.longest_to(to));
         if let Err(errno) = link.send_call(to, &bytes) {
             if self.counts.calls.is_power_of_two() {
                 log::info(format_args!("no way through the device to {to:?}: {errno}"));

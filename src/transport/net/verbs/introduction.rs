@@ -163,6 +163,14 @@ impl Call {
         bytes
     }
 
+    /// The same with zeroes behind it, up to `longest` bytes: a path that carries it carries all packets.
+    pub(super) fn padded(&self, key: &JobKey, longest: usize) -> Vec<u8> {
+        let mut bytes = self.encode(key).to_vec();
+        bytes.resize(longest.max(CALL_LEN), 0);
+        bytes
+    }
+
+    /// Ignores what is behind it.
     pub(super) fn decode(key: &JobKey, bytes: &[u8]) -> Option<Self> {
         if bytes.get(..4)? != MAGIC || !is_signed(key, bytes, TAG_AT) {
             return None;
@@ -261,6 +269,11 @@ mod tests {
             let call = Call { kind, nonce: 77, address, place: place() };
             let bytes = call.encode(&KEY);
             assert_eq!(Call::decode(&KEY, &bytes), Some(call));
+            for longest in [0, 256, 4096] {
+                let padded = call.padded(&KEY, longest);
+                assert_eq!(padded.len(), longest.max(bytes.len()));
+                assert_eq!(Call::decode(&KEY, &padded), Some(call));
+            }
             assert_eq!(Call::decode(&OTHER, &bytes), None);
             assert_eq!(read_trailer(&KEY, &bytes), None);
             assert!(Hello::decode(&bytes).is_none(), "and is no handshake packet");

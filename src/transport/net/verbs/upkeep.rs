@@ -81,7 +81,7 @@ impl Rdma {
         }
         self.counts.silent += 1;
         let cause = if self.place.reaches(&place) {
-            "path challenges get no answer: look at rails (FI_UDRV_NIC), VLANs, and filters of UDP port 4791"
+            "path challenges get no answer: look at rails (FI_UDRV_NIC), VLANs, the MTU of switches, and filters of UDP port 4791"
         } else {
             "it is on another network, subnet or partition (FI_UDRV_NIC, FI_UDRV_PKEY)"
         };
