@@ -79,3 +79,39 @@ impl Rdma {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_sides_one_waits_for_the_other_once() {
+        for (peer, waits) in [("[::1]:1", false), ("1.0.0.1:1", true)] {
+            let (mut rdma, peer) = (Rdma::connecting(), Address::from_text(peer).unwrap());
+            let waited = rdma.own.me.to_wire() > peer.to_wire();
+            assert_eq!(waited, waits);
+            let there = rdma.place;
+            let tried: Vec<bool> = (0..3).map(|_| rdma.hand_on(&peer, there, 7)).collect();
+            assert_eq!(tried, [waits, false, false], "there is no other port");
+            assert_eq!(rdma.silence.due_at().is_some(), waits, "its time begins anew");
+        }
+    }
+
+    #[test]
+    fn a_peer_is_told_of_the_port_that_reaches_it() {
+        let (mut rdma, peer) = (Rdma::connecting(), Address::from_text("10.0.0.1:1").unwrap());
+        let place = |number| Place { number, ..Rdma::connecting().place };
+        let mut next = Rdma::connecting();
+        (rdma.place, next.place, next.rail) = (place(1), place(2), 1);
+        rdma.next = Some(Box::new(next));
+        rdma.learn(&peer, place(5));
+        assert_eq!(rdma.home_for(&peer), place(1));
+        assert!(rdma.hand_on(&peer, place(5), 7) && rdma.hand_on(&peer, place(5), 8));
+        assert_eq!(rdma.home_for(&peer), place(2));
+        assert_eq!(rdma.next.as_ref().and_then(|next| next.upkeep.untold), Some(0));
+        rdma.ways.learn(&peer, place(5), 9);
+        let nonce = rdma.ways.next_ask().unwrap().nonce;
+        assert!(rdma.ways.answered(&peer, &place(5), nonce).is_some());
+        assert_eq!(rdma.home_for(&peer), place(1), "it answers at the first one after all");
+    }
+}
