@@ -8,7 +8,7 @@ pub(crate) mod variable;
 
 use crate::memory::cache::CacheSettings;
 use crate::memory::settings::HmemPolicy;
-use crate::telemetry::config::LogConfig;
+use crate::telemetry::config::{LogConfig, TraceConfig};
 use crate::telemetry::log;
 use crate::transport::cuda_ipc::config::CudaIpcConfig;
 use crate::transport::net::config::NetConfig;
@@ -28,6 +28,7 @@ pub(crate) fn variables() -> impl Iterator<Item = &'static Variable> {
         RvPolicy::VARIABLES,
         CacheSettings::VARIABLES,
         LogConfig::VARIABLES,
+        TraceConfig::VARIABLES,
         HmemPolicy::VARIABLES,
         CudaIpcConfig::VARIABLES,
     ];
@@ -42,6 +43,7 @@ pub(crate) struct Config {
     /// With the values for its devices.
     pub(crate) net: NetConfig,
     pub(crate) log: LogConfig,
+    pub(crate) trace: TraceConfig,
     pub(crate) hmem: HmemPolicy,
     pub(crate) cuda_ipc: CudaIpcConfig,
 }
@@ -81,6 +83,7 @@ impl Config {
         config.shm.read(from);
         config.net.read(from);
         config.log.read(from);
+        config.trace.read(from);
         config.hmem.read(from);
         config.cuda_ipc.read(from);
         config

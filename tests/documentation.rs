@@ -39,10 +39,9 @@ fn sources(folder: &Path, found: &mut Vec<String>) {
 fn variables() -> Vec<(String, String)> {
     let mut files = Vec::new();
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
-    let tables = files.iter().filter_map(|source| {
-        let (_, table) = source.split_once("const VARIABLES: &'static [Variable] = &[")?;
-        table.split_once("];").map(|(table, _)| table)
-    });
+    let begin = "const VARIABLES: &'static [Variable] = &[";
+    let tables = files.iter().flat_map(|source| source.split(begin).skip(1));
+    let tables = tables.filter_map(|table| Some(table.split_once("];")?.0));
     let literals: Vec<&str> =
         tables.flat_map(|table| table.split('"').skip(1).step_by(2)).collect();
     assert!(literals.len() > 40 && literals.len() % 2 == 0, "name and help by turns: {literals:?}");
@@ -70,7 +69,7 @@ fn man_entry<'a>(man: &'a str, name: &str) -> &'a str {
 }
 
 #[test]
-fn the_man_page_has_every_variable_with_its_default() {
+fn the_man_page_has_every_variable_with_default_unit_and_example() {
     let man = read("man/fi_udrv.7");
     for (name, help) in variables() {
         let entry = man_entry(&man, &name);
@@ -83,6 +82,24 @@ fn the_man_page_has_every_variable_with_its_default() {
             let words: Vec<&str> = entry.split(|c: char| !c.is_alphanumeric()).collect();
             assert!(words.contains(&default), "{PREFIX}{name}: the default is {default}");
         }
+        for unit in ["bytes", "microseconds", " seconds"].into_iter().filter(|u| help.contains(u)) {
+            assert!(entry.to_lowercase().contains(unit.trim()), "{PREFIX}{name} is in {unit}");
+        }
+        // Whether the value is a valid one, tests/cli shows.
+        let example = format!("\nExample:\n.IR {PREFIX}{name}=");
+        assert!(entry.contains(&example), "{PREFIX}{name} has no example");
+    }
+}
+
+#[test]
+fn the_man_page_has_every_prov_errno() {
+    let (man, header) = (read("man/fi_udrv.7"), read("include/rdma/fi_ext_udrv.h"));
+    let causes = header.lines().filter_map(|line| line.trim().strip_prefix("FI_UDRV_CAUSE_"));
+    let numbers: Vec<&str> =
+        causes.filter_map(|cause| Some(cause.split_once(" = ")?.1.trim_end_matches(','))).collect();
+    assert!(numbers.len() > 15, "{numbers:?}");
+    for number in numbers {
+        assert!(man.contains(&format!("\n{number}|T{{\n")), "no row for prov_errno {number}");
     }
 }
 

@@ -9,6 +9,7 @@ use super::wait::{Conditional, WaitKind, Waitable};
 use super::wait_set::WaitObject;
 use crate::sys::clock::{Deadline, now_ns};
 use crate::sys::process;
+use crate::telemetry::trace::{self, Kind};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -76,7 +77,9 @@ impl Blocking {
             ms => ms.min(self.elsewhere.slice_ms()),
         };
         // A signal ends the sleep early; the loop then checks again.
+        trace::of_thread(Kind::SleepBegin);
         let _ = waiter.block(timeout);
+        trace::of_thread(Kind::SleepEnd);
         let guard = domain.lock.lock();
         // SAFETY: the guard belongs to this state's domain; nothing else is borrowed from the cell.
         source(unsafe { state.get(&guard) }).end_sleep(&guard);

@@ -8,6 +8,7 @@ use super::packet::{Envelope, Packet, Ranges};
 use super::receives::Target;
 use super::schemes::push::{Place, PushedMessages};
 use super::schemes::{fragments, get, push, put, split};
+use super::traffic::{Carried, LongMessages};
 use crate::memory::SegmentList;
 use crate::transport::{Iface, LaneId, PeerId, SendError};
 use std::collections::VecDeque;
@@ -52,6 +53,20 @@ impl Receiver {
     }
 }
 
+impl Receiver {
+    /// How a message came that ends now.
+    pub(super) fn carried(&self) -> Carried {
+        match self {
+            Self::Announced(_) | Self::Get(_) => Carried::Read,
+            Self::Split(_) => Carried::Split,
+            Self::Put(put) if put.offer.is_some() => Carried::Read,
+            Self::Put(_) => Carried::Written,
+            Self::Push(_) => Carried::Unsolicited,
+            Self::Fragments(_) => Carried::Fragments,
+        }
+    }
+}
+
 /// All receives under way.
 #[derive(Debug, Default)]
 pub(super) struct Arrivals {
@@ -64,6 +79,8 @@ pub(super) struct Arrivals {
     pub(super) chunks: put::Chunks,
     /// Bytes were announced that may come by stream.
     pub(super) attentive: bool,
+    /// Long messages that were received.
+    pub(super) long: LongMessages,
 }
 
 impl Arrivals {

@@ -27,6 +27,7 @@ impl<H: Host> Handler for Delivery<'_, H> {
     fn on_peer(&mut self, peer: PeerId, address: &Address) {
         self.core.peers.meet(peer, address);
         self.core.peers.mark_alive(peer);
+        self.host.met(peer, address);
     }
 
     #[inline]
@@ -123,7 +124,7 @@ impl<H: Host> Handler for Delivery<'_, H> {
     }
 
     fn on_turns(&mut self, figures: &Figures) {
-        self.host.show(&self.core.standing(), figures);
+        self.core.show(figures, self.host);
     }
 }
 
@@ -157,10 +158,12 @@ impl<H: Host> Delivery<'_, H> {
                 self.answered = self.core.on_fin(peer, tx, status, self.host);
             }
             Some(Packet::Window { tx, rx, offset, len, remote }) => {
+                self.core.note_answer(peer, tx, self.host);
                 let Core { sends, outbox, counts, .. } = &mut *self.core;
                 sends.on_window(peer, (tx, rx), (offset, len), remote, (outbox, counts));
             }
             Some(Packet::Cooperate { tx, offset, share, ranges }) => {
+                self.core.note_answer(peer, tx, self.host);
                 let taken = self.core.sends.on_cooperate(peer, tx, offset, share, ranges);
                 self.core.counts.dropped += u64::from(!taken);
             }
@@ -205,7 +208,7 @@ impl<I: Iface> Engine<I> {
     /// Shows what the endpoint has done, as it does now and then while it polls.
     pub(crate) fn show(&mut self, host: &mut impl Host) {
         let figures = self.iface.figures(self.core.oldest_send());
-        host.show(&self.core.standing(), &figures);
+        self.core.show(&figures, host);
     }
 
     /// The peer at `address`; makes contact if this is the first call for it.
@@ -282,6 +285,11 @@ impl<I: Iface> Engine<I> {
 }
 
 impl Core {
+    fn show(&self, figures: &Figures, host: &mut impl Host) {
+        let traffic: Vec<_> = figures.peers.iter().map(|p| self.traffic(p.peer)).collect();
+        host.show(&self.standing(), figures, &traffic);
+    }
+
     #[inline]
     fn has_work(&self) -> bool {
         // One comparison instead of many: every progress call asks this.
@@ -302,7 +310,7 @@ impl Core {
             source != UNKNOWN_SOURCE && receives.posted.iter().any(|posted| posted.source == source)
         };
         state.outstanding > 0
-            || state.deferred > 0
+            || state.deferred() > 0
             || self.arrivals.active.iter().any(|(_, active)| active.message.peer == peer)
             || self.rma.awaits(peer)
             || self.collectives.awaits(peer)

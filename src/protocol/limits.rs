@@ -1,5 +1,7 @@
 //! What an endpoint is bounded by, and what it counts.
 
+use crate::telemetry::histogram::Histogram;
+
 /// Bounds and thresholds of one endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
@@ -21,6 +23,8 @@ pub(crate) struct Limits {
     pub(crate) contexts: usize,
     /// Receives are posted to a queue of the host that several endpoints share.
     pub(crate) shares_receives: bool,
+    /// The host is told what happens to each message, and no fast path is taken.
+    pub(crate) traced: bool,
 }
 
 /// What an endpoint has done, and what it waits for now.
@@ -34,7 +38,14 @@ pub(crate) struct Standing {
     pub(crate) sends: usize,
     /// The source of the receive that was posted last, if that names one.
     pub(crate) awaited: Option<u64>,
+    /// How long announced messages waited for the first answer of their receivers.
+    pub(crate) late_receivers: Histogram,
+    /// How long messages waited for their receives: those that were announced, and one in [`SAMPLED`] of the others.
+    pub(crate) early_senders: Histogram,
 }
+
+/// Of eager messages without a receive one in so many is timed.
+pub(crate) const SAMPLED: u64 = 16;
 
 /// Event counts since the endpoint was enabled.
 #[derive(Clone, Copy, Debug, Default)]

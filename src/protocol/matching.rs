@@ -5,6 +5,7 @@ use super::packet::Envelope;
 use super::receives::Receives;
 use super::spaces::Spaces;
 use super::{Cause, Host};
+use crate::telemetry::histogram::Histogram;
 use crate::transport::PeerId;
 use std::collections::HashMap;
 
@@ -20,6 +21,8 @@ pub(super) struct Matching {
     pub(super) claimed: HashMap<(u8, u64), Unexpected>,
     /// PRESSURE is set: peers are asked to hold their messages back.
     pub(super) presses: bool,
+    /// See [`super::Standing::early_senders`].
+    pub(super) early: Histogram,
 }
 
 impl Matching {
@@ -30,6 +33,7 @@ impl Matching {
             bytes: 0,
             claimed: HashMap::new(),
             presses: false,
+            early: Histogram::default(),
         }
     }
 
@@ -72,6 +76,8 @@ pub(super) struct Unexpected {
     pub(super) body: Body,
     /// Its number among all unexpected messages of a shared queue (0 without one).
     pub(super) arrival: u64,
+    /// When it came, nanoseconds; 0: it is not timed.
+    pub(super) since_ns: u64,
 }
 
 /// The payload of an unexpected message, or its announcement.
@@ -96,6 +102,11 @@ pub(super) enum Body {
 }
 
 impl Unexpected {
+    /// The sender's number of an announced message; 0 of others.
+    pub(super) fn number(&self) -> u64 {
+        if let Body::Rts { rts, .. } = &self.body { rts.tx } else { 0 }
+    }
+
     pub(super) fn len(&self) -> usize {
         match &self.body {
             Body::Eager { bytes, .. } => bytes.len(),

@@ -68,6 +68,8 @@ pub(super) struct Outbound {
     pub(super) completed: bool,
     /// The remote key under which the message is advertised for reading: valid until the send ends.
     pub(super) offer: Option<RemoteKey>,
+    /// When it was announced, nanoseconds; 0: it was not, or its receiver has answered.
+    pub(super) announced_ns: u64,
 }
 
 impl Outbound {

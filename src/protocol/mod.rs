@@ -30,6 +30,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod thresholds;
+mod traffic;
 mod transmit;
 
 pub(crate) use collective::{CollectiveOp, What as Collective};
@@ -42,10 +43,14 @@ pub(crate) use rma::{
 pub(crate) use send::SendOp;
 pub(crate) use state::Engine;
 pub(crate) use thresholds::Threshold;
+#[cfg(test)]
+pub(crate) use traffic::Tally;
+pub(crate) use traffic::Traffic;
 
 use crate::memory::keys::{Denied, Granted, Region, Right};
 use crate::numbered::numbered;
-use crate::transport::{Address, Figures, SendError};
+use crate::telemetry::trace::Kind;
+use crate::transport::{Address, Figures, PeerId, SendError};
 
 /// A receive from any peer.
 pub(crate) const ANY_SOURCE: u64 = u64::MAX;
@@ -278,9 +283,23 @@ pub(crate) trait Host {
     }
     /// A peer has read or written memory of this endpoint.
     fn accessed(&mut self, access: &RemoteAccess<'_>);
-    /// A time to show what the endpoint has done.
-    fn show(&mut self, standing: &Standing, figures: &Figures) {
-        let _ = (standing, figures);
+    /// A time to show what the endpoint has done, also with the peers of the figures, in their order.
+    fn show(&mut self, standing: &Standing, figures: &Figures, traffic: &[Traffic]) {
+        let _ = (standing, figures, traffic);
+    }
+    /// The monotonic clock, nanoseconds; 0: there is none. Asked for messages that wait, and never for an eager message
+    /// that does not.
+    fn now_ns(&self) -> u64 {
+        0
+    }
+    /// A peer is known by this number now.
+    fn met(&mut self, peer: PeerId, address: &Address) {
+        let _ = (peer, address);
+    }
+    /// Something has happened to a message to or from `peer`, of this number and length. Not told by fast paths, which
+    /// endpoints with [`Limits::traced`] do not take.
+    fn trace(&self, kind: Kind, peer: PeerId, number: u64, bytes: usize) {
+        let _ = (kind, peer, number, bytes);
     }
     /// All members have joined a group, or the join failed: a positive error number.
     fn joined(&mut self, group: u64, outcome: Result<(), i32>);

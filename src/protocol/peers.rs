@@ -6,6 +6,11 @@ use crate::transport::{Address, PeerId};
 /// Passes without a fragment from a sender that has sent some, after which it is taken to send none.
 const PATIENCE: u64 = 64;
 
+/// The peer is listed in [`Peers::dead`].
+const DEAD: u32 = 1 << 31;
+/// The host is told of each message.
+const TRACED: u32 = 1 << 30;
+
 /// The engine's record of a peer.
 #[derive(Debug)]
 pub(super) struct PeerState {
@@ -15,10 +20,9 @@ pub(super) struct PeerState {
     epoch: u64,
     /// Pending sends of which this endpoint has sent something.
     pub(super) outstanding: u32,
-    /// Pending sends that wait for earlier ones.
-    pub(super) deferred: u32,
-    /// The peer is listed in [`Peers::dead`].
-    dead: bool,
+    /// Why no fast path is taken: [`DEAD`], [`TRACED`], and in the other bits the number of pending sends that wait for
+    /// earlier ones.
+    bars: u32,
     /// The last pass in which a chunk of a split copy came from this peer; 0: none has come.
     fed: u64,
 }
@@ -29,15 +33,19 @@ impl PeerState {
         source: UNKNOWN_SOURCE,
         epoch: u64::MAX,
         outstanding: 0,
-        deferred: 0,
-        dead: false,
+        bars: 0,
         fed: 0,
     };
 
-    /// No earlier send to the peer waits, and the peer is not known to be dead.
+    /// No earlier send to the peer waits, the peer is not known to be dead, and the host is not told of each message.
     #[inline(always)]
     pub(super) fn is_ready(&self) -> bool {
-        self.deferred == 0 && !self.dead
+        self.bars == 0
+    }
+
+    /// Pending sends that wait for earlier ones.
+    pub(super) fn deferred(&self) -> u32 {
+        self.bars & !(DEAD | TRACED)
     }
 
     /// The peer's index in the address book as it is now, which is not kept.
@@ -63,15 +71,15 @@ pub(super) struct Peers {
     dead: Vec<(PeerId, (i32, Cause))>,
     /// One more than the number of passes in which a receive waited for bytes.
     turn: u64,
-}
-
-impl Default for Peers {
-    fn default() -> Self {
-        Self { list: Vec::new(), dead: Vec::new(), turn: 1 }
-    }
+    /// The bars of a new peer.
+    bars: u32,
 }
 
 impl Peers {
+    pub(super) fn new(traced: bool) -> Self {
+        Self { list: Vec::new(), dead: Vec::new(), turn: 1, bars: if traced { TRACED } else { 0 } }
+    }
+
     /// The record of `peer`, if there is one.
     #[inline(always)]
     pub(super) fn get(&self, peer: PeerId) -> Option<&PeerState> {
@@ -81,7 +89,8 @@ impl Peers {
     /// The record of `peer`, created if it is new.
     pub(super) fn of(&mut self, peer: PeerId) -> Option<&mut PeerState> {
         if self.list.len() <= peer.index() {
-            self.list.resize_with(peer.index() + 1, || PeerState::NEW);
+            let bars = self.bars;
+            self.list.resize_with(peer.index() + 1, || PeerState { bars, ..PeerState::NEW });
         }
         self.list.get_mut(peer.index())
     }
@@ -106,8 +115,8 @@ impl Peers {
     /// The peer, or its next incarnation, is alive.
     #[inline]
     pub(super) fn mark_alive(&mut self, peer: PeerId) {
-        if let Some(state) = self.list.get_mut(peer.index()).filter(|state| state.dead) {
-            state.dead = false;
+        if let Some(state) = self.list.get_mut(peer.index()).filter(|s| s.bars & DEAD != 0) {
+            state.bars &= !DEAD;
             self.dead.retain(|(dead, _)| *dead != peer);
         }
     }
@@ -116,7 +125,7 @@ impl Peers {
     pub(super) fn mark_dead(&mut self, peer: PeerId, error: (i32, Cause)) {
         self.mark_alive(peer);
         if let Some(state) = self.of(peer) {
-            state.dead = true;
+            state.bars |= DEAD;
             self.dead.push((peer, error));
         }
     }
@@ -144,7 +153,8 @@ impl Peers {
 
     pub(super) fn count_deferred(&mut self, peer: PeerId, by: i32) {
         if let Some(state) = self.of(peer) {
-            state.deferred = state.deferred.saturating_add_signed(by);
+            let waiting = state.deferred().saturating_add_signed(by).min(TRACED - 1);
+            state.bars = state.bars & (DEAD | TRACED) | waiting;
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::arrivals::Active;
 use super::index_list::Key;
+use super::limits::SAMPLED;
 use super::matching::{Body, Matching, Outcome, Unexpected};
 use super::message::Announcement;
 use super::packet::Envelope;
@@ -11,6 +12,7 @@ use super::spaces::Space;
 use super::state::{Core, Engine};
 use super::{ANY_SOURCE, Cause, Completion, Direction, FI_ETRUNC, Failure, Host, OpError, Report};
 use crate::memory::{Buffers, SegmentList};
+use crate::telemetry::trace::Kind;
 use crate::transport::{Iface, PeerId};
 
 /// Bytes of an unexpected message that are allocated when it is announced, at most.
@@ -316,7 +318,10 @@ impl Core {
             true => host.shared_receives().map_or(0, Receives::count_arrival),
             false => 0,
         };
-        let message = Unexpected { peer, envelope: *envelope, body, arrival };
+        let is_timed = matches!(body, Body::Rts { .. }) || self.counts.unexpected % SAMPLED == 1;
+        let since_ns = if is_timed { host.now_ns() } else { 0 };
+        let message = Unexpected { peer, envelope: *envelope, body, arrival, since_ns };
+        host.trace(Kind::Unexpected, peer, message.number(), message.len());
         self.matching.unexpected.of(envelope.space()).push_back(message)
     }
 
@@ -345,7 +350,10 @@ impl Core {
         host: &mut impl Host,
     ) -> bool {
         let Envelope { tagged, tag, data, rx } = envelope;
-        if self.limits.shares_receives || (rx > 0 && !self.has_context(&envelope)) {
+        if self.limits.shares_receives
+            || self.limits.traced
+            || (rx > 0 && !self.has_context(&envelope))
+        {
             return false;
         }
         let source = self.peers.source(peer, host);
@@ -380,7 +388,10 @@ impl Core {
             return self.refuse(peer, ack);
         }
         match self.take_match(peer, envelope, payload.len(), host) {
-            Some(target) => self.place(peer, envelope, ack, payload, &target, host),
+            Some(target) => {
+                host.trace(Kind::EagerReceived, peer, 0, payload.len());
+                self.place(peer, envelope, ack, payload, &target, host);
+            }
             None => match copy_of(payload, 0) {
                 Some(bytes) => {
                     self.matching.bytes += payload.len();
@@ -490,6 +501,7 @@ impl Core {
         bytes: &[u8],
         host: &mut impl Host,
     ) {
+        host.trace(Kind::ReceiveBegin, peer, rts.tx, rts.len as usize);
         let Self { arrivals, outbox, counts, matching, .. } = self;
         let with = (matching.presses, outbox, counts);
         if let Some(whole) = arrivals.begin((peer, envelope, target), &rts, bytes, with) {
@@ -506,7 +518,11 @@ impl Core {
     }
 
     fn serve_into(&mut self, message: Unexpected, target: Target, host: &mut impl Host) {
-        let Unexpected { peer, envelope, body, .. } = message;
+        host.trace(Kind::Matched, message.peer, message.number(), message.len());
+        let Unexpected { peer, envelope, body, since_ns, .. } = message;
+        if since_ns > 0 {
+            self.matching.early.count(host.now_ns().saturating_sub(since_ns));
+        }
         match body {
             Body::Eager { bytes, ack } => {
                 self.matching.bytes -= bytes.len();

@@ -12,6 +12,7 @@ use super::select::{self, Buffers, Fetch};
 use super::state::{Core, Engine};
 use super::{Cause, Host};
 use crate::sys::Errno;
+use crate::telemetry::trace::Kind;
 use crate::transport::{Iface, PeerId, SendError};
 
 impl<I: Iface> Engine<I> {
@@ -314,6 +315,7 @@ impl Core {
         }
         let Some(Active { message, scheme }) = self.arrivals.remove(key) else { return };
         let Inbound { peer, tx, len, want, leaves, .. } = message;
+        self.arrivals.long.count(peer, scheme.carried(), message.received);
         match scheme {
             Receiver::Put(put) if put.is_seen(&message) => self.outbox.finish_late(peer, tx),
             // A sender whose unsolicited bytes do not all fit may stop sending them.
@@ -339,6 +341,7 @@ impl Core {
     }
 
     pub(super) fn end_active(&mut self, message: &Inbound, outcome: Outcome, host: &mut impl Host) {
+        host.trace(Kind::ReceiveEnd, message.peer, message.tx, outcome.len);
         let Inbound { peer, envelope, target, .. } = message;
         self.finish_receive(*peer, envelope, target, outcome, host);
     }

@@ -9,8 +9,10 @@ use super::schemes::{eager, push};
 use super::select::{self, Announce, Carrier};
 use super::sends::{Deferred, Pending, Sender, What};
 use super::state::{Core, Engine};
+use super::traffic::Carried;
 use super::{Cause, Host, OpError, Report};
 use crate::memory::{Buffers, OwnedBuffer, Segment, SegmentList};
+use crate::telemetry::trace::Kind;
 use crate::transport::{Iface, Mode, PeerId, Purpose, SendError};
 
 /// The copies of injected sends that are pending have at most this many bytes for each send that may be pending.
@@ -109,7 +111,9 @@ impl<I: Iface> Engine<I> {
         if !self.send_whole(peer, &envelope, payload, (self.core.sends.passing, true)) {
             return false;
         }
-        self.core.sends.passing = self.core.sends.passing.next_nameless();
+        let sends = &mut self.core.sends;
+        sends.passing = sends.passing.next_nameless();
+        sends.long.count(peer, Carried::Unsolicited, payload.len());
         host.complete(&sent(envelope, context, report));
         true
     }
@@ -118,7 +122,7 @@ impl<I: Iface> Engine<I> {
     #[inline(never)]
     fn send_any(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
         let shut = op.fence && !self.is_fence_open(op.peer);
-        if shut || self.core.peers.of(op.peer).is_some_and(|peer| peer.deferred > 0) {
+        if shut || self.core.peers.of(op.peer).is_some_and(|peer| peer.deferred() > 0) {
             return self.defer(op, host);
         }
         if !select::is_eager(&self.iface, &self.core.limits, op.peer, op.payload.len()) {
@@ -130,8 +134,7 @@ impl<I: Iface> Engine<I> {
         }
         let envelope = op.envelope();
         eager::send(&mut self.iface, op.peer, &envelope, None, &op.payload)?;
-        self.core.peers.mark_alive(op.peer);
-        self.core.counts.eager_sent += 1;
+        self.core.count_eager(op.peer, op.payload.len(), host);
         host.complete(&sent(envelope, op.context, op.report));
         Ok(())
     }
@@ -190,6 +193,7 @@ impl<I: Iface> Engine<I> {
             report: op.report,
             completed: false,
             offer: None,
+            announced_ns: 0,
         };
         Ok(sends.pending.push_back(Pending { message, scheme }))
     }
@@ -223,15 +227,14 @@ impl<I: Iface> Engine<I> {
     ) -> Result<(), OpError> {
         // Its bytes are sent now: the entry does not refer to the application's buffer.
         let without_bytes = SendOp { inject: false, payload: SegmentList::EMPTY, ..*op };
-        let key = self.new_request(&without_bytes, Sender::Sent)?;
+        let key = self.new_request(&without_bytes, Sender::Sent(None))?;
         let ack = (!tracked).then_some(key.to_wire());
         let envelope = op.envelope();
         if let Err(e) = eager::send(&mut self.iface, op.peer, &envelope, ack, &op.payload) {
             self.core.sends.pending.remove(key);
             return Err(e.into());
         }
-        self.core.peers.mark_alive(op.peer);
-        self.core.counts.eager_sent += 1;
+        self.core.count_eager(op.peer, op.payload.len(), host);
         self.core.peers.count_outstanding(op.peer, 1);
         if tracked {
             self.await_arrival(op.peer, key, host);
@@ -240,7 +243,7 @@ impl<I: Iface> Engine<I> {
     }
 
     fn start_rendezvous(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
-        let key = self.new_request(op, Sender::Sent)?;
+        let key = self.new_request(op, Sender::Sent(None))?;
         // Without delivery complete, the fast path has tried this already.
         let one = op.payload.one().filter(|_| op.delivery);
         let envelope = op.envelope();
@@ -258,6 +261,7 @@ impl<I: Iface> Engine<I> {
             self.core.sends.remove(key);
             return Err(e.into());
         }
+        self.core.sends.await_answer(key, host);
         self.core.peers.mark_alive(op.peer);
         self.core.peers.count_outstanding(op.peer, 1);
         self.complete_injected(key, op, host);
@@ -399,7 +403,11 @@ impl<I: Iface> Engine<I> {
             false => self.announce(key, delivery),
         };
         match sent {
-            Ok(()) => self.core.peers.mark_alive(peer),
+            Ok(()) if eager => self.core.count_eager(peer, len, host),
+            Ok(()) => {
+                self.core.sends.await_answer(key, host);
+                self.core.peers.mark_alive(peer);
+            }
             Err(SendError::Again) => {
                 if let Some(pending) = self.core.sends.pending.get_mut(key) {
                     pending.scheme = Sender::Deferred { delivery, transmitted };
@@ -422,7 +430,7 @@ impl<I: Iface> Engine<I> {
             self.await_arrival(peer, key, host);
         } else if eager {
             if let Some(pending) = self.core.sends.pending.get_mut(key) {
-                pending.scheme = Sender::Sent;
+                pending.scheme = Sender::Sent(None);
             }
         } else if self.core.sends.pushes(key) {
             self.core.sends.streams.push_back(key);
@@ -432,6 +440,13 @@ impl<I: Iface> Engine<I> {
 }
 
 impl Core {
+    /// An eager message has gone to the peer, by another path than the fast one.
+    fn count_eager(&mut self, peer: PeerId, len: usize, host: &impl Host) {
+        host.trace(Kind::EagerSent, peer, 0, len);
+        self.peers.mark_alive(peer);
+        self.counts.eager_sent += 1;
+    }
+
     /// Queues an operation behind the earlier ones on its peer.
     pub(super) fn defer_behind(&mut self, peer: PeerId, fence: bool, what: What) {
         self.sends.deferred.push_back(Deferred { peer, fence, what });

@@ -8,7 +8,10 @@ use super::outbox::Outbox;
 use super::packet::{Packet, Ranges};
 use super::peers::Peers;
 use super::schemes::{eager, fragments, push, put, split, write};
+use super::traffic::{Carried, LongMessages};
 use super::{Cause, Failure, Host};
+use crate::telemetry::histogram::Histogram;
+use crate::telemetry::trace::Kind;
 use crate::transport::{LaneId, PeerId, RemoteKey, Share};
 use std::collections::VecDeque;
 
@@ -39,11 +42,26 @@ pub(super) enum Sender {
     Write(write::Sender),
     Put(put::Sender),
     Split(split::Sender),
-    /// All of it is sent, and the receiver's FIN is due.
-    Sent,
+    /// All of it is sent, and the receiver's FIN is due. With what carried it, unless that was counted when it was sent.
+    Sent(Option<Carried>),
     /// The receiver's FIN is here, with this status, but the device has not reported all of its writes: it may read the
     /// message to send a part of it again.
     Finished(u32),
+}
+
+impl Sender {
+    /// How a send goes that ends now. `None`: it was counted when it was sent, or was not sent.
+    pub(super) fn carried(&self) -> Option<Carried> {
+        match self {
+            Self::Deferred { .. } | Self::Leaving => None,
+            Self::Sent(carried) => *carried,
+            Self::Announced { .. } => Some(Carried::Read),
+            Self::Push(_) => Some(Carried::Unsolicited),
+            Self::Fragments(_) => Some(Carried::Fragments),
+            Self::Write(_) | Self::Put(_) | Self::Finished(_) => Some(Carried::Written),
+            Self::Split(_) => Some(Carried::Split),
+        }
+    }
 }
 
 /// Something that waits for earlier operations on its peer.
@@ -86,6 +104,10 @@ pub(super) struct Sends {
     pub(super) leaving: eager::Tracked,
     /// Messages that this endpoint advertised for reading and whose keys are to be invalidated.
     pub(super) withdrawn: Vec<(PeerId, RemoteKey)>,
+    /// Long messages that were sent.
+    pub(super) long: LongMessages,
+    /// See [`super::Standing::late_receivers`].
+    pub(super) late: Histogram,
 }
 
 impl Sends {
@@ -102,6 +124,8 @@ impl Sends {
             assists: VecDeque::new(),
             leaving: eager::Tracked::default(),
             withdrawn: Vec::new(),
+            long: LongMessages::default(),
+            late: Histogram::default(),
         }
     }
 
@@ -131,6 +155,21 @@ impl Sends {
         pending.filter(|pending| pending.message.peer == peer)
     }
 
+    /// A send was announced.
+    pub(super) fn await_answer(&mut self, key: Key, host: &impl Host) {
+        if let Some(pending) = self.pending.get_mut(key) {
+            let message = &mut pending.message;
+            message.announced_ns = host.now_ns();
+            host.trace(Kind::SendBegin, message.peer, key.to_wire(), message.payload.len());
+        }
+    }
+
+    /// The receiver has said the first word about a send. Returns when it was announced, nanoseconds.
+    pub(super) fn answered(&mut self, peer: PeerId, tx: u64) -> Option<u64> {
+        let announced_ns = &mut self.of(peer, tx)?.message.announced_ns;
+        Some(std::mem::take(announced_ns)).filter(|announced_ns| *announced_ns > 0)
+    }
+
     pub(super) fn remove(&mut self, key: Key) -> Option<Outbound> {
         let Pending { message, .. } = self.pending.remove(key)?;
         self.withdrawn.extend(message.offer.map(|offer| (message.peer, offer)));
@@ -143,7 +182,17 @@ impl Sends {
     /// Ends a pending send. `error`: the error number and the cause, or `None` for success. The caller keeps the
     /// per-peer counts.
     pub(super) fn finish(&mut self, key: Key, error: Option<(i32, Cause)>, host: &mut impl Host) {
-        let Some(message) = self.remove(key).filter(|message| !message.completed) else { return };
+        let carried = self.pending.get(key).and_then(|pending| pending.scheme.carried());
+        let Some(message) = self.remove(key) else { return };
+        if carried.is_some() {
+            host.trace(Kind::SendEnd, message.peer, key.to_wire(), message.payload.len());
+        }
+        if let (Some(carried), None) = (carried, error) {
+            self.long.count(message.peer, carried, message.payload.len());
+        }
+        if message.completed {
+            return;
+        }
         let completion = message.completion();
         match error {
             None => host.complete(&completion),
@@ -295,7 +344,7 @@ impl Sends {
             match scheme {
                 Sender::Push(push) => !push.park(),
                 Sender::Fragments(fragments) if fragments.is_by_stream() => {
-                    *scheme = Sender::Sent;
+                    *scheme = Sender::Sent(Some(Carried::Fragments));
                     false
                 }
                 _ => true,

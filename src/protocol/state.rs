@@ -9,6 +9,7 @@ use super::peers::Peers;
 use super::rma::Rma;
 use super::sends::Sends;
 use super::spaces::Space;
+use super::traffic::Traffic;
 use crate::transport::PeerId;
 
 /// The protocol of one endpoint over one interface.
@@ -42,7 +43,14 @@ impl Core {
             receives: self.matching.own.posted.len(),
             sends: self.sends.pending.len(),
             awaited: self.matching.own.awaited(),
+            late_receivers: self.sends.late,
+            early_senders: self.matching.early,
         }
+    }
+
+    /// The long messages that have gone to the peer, and come from it.
+    pub(super) fn traffic(&self, peer: PeerId) -> Traffic {
+        Traffic { sent: self.sends.long.of(peer), received: self.arrivals.long.of(peer) }
     }
 
     /// The send that has been pending for longest, as a number that no other one has soon, and its peer.
@@ -59,7 +67,7 @@ impl<I> Engine<I> {
             core: Core {
                 limits,
                 counts: Counts::default(),
-                peers: Peers::default(),
+                peers: Peers::new(limits.traced),
                 outbox: Outbox::default(),
                 matching: Matching::new(limits.contexts),
                 arrivals: Arrivals::default(),

@@ -190,6 +190,7 @@ mod tests {
             bulk_chunk: 1 << 18,
             contexts: 1,
             shares_receives: false,
+            traced: false,
             alone_min: 16 << 10,
         }
     }

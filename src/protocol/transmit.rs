@@ -7,6 +7,7 @@ use super::schemes::fragments;
 use super::sends::{Pending, Sender, error_of};
 use super::state::{Core, Engine};
 use super::{Cause, Host};
+use crate::telemetry::trace::Kind;
 use crate::transport::{Iface, Mark, PeerId, SendError};
 
 impl<I: Iface> Engine<I> {
@@ -144,7 +145,7 @@ impl Core {
             Onward::Waits => {}
             Onward::Reply(packet) => outbox.reply(peer, packet),
             Onward::Sent(packet) => {
-                *scheme = Sender::Sent;
+                *scheme = Sender::Sent(scheme.carried());
                 outbox.urgent.extend(packet.map(|packet| (peer, packet)));
             }
             // The receiver's FIN ends the send.
@@ -166,6 +167,14 @@ impl Core {
         }
     }
 
+    /// The receiver of an announced message has said something about it.
+    pub(super) fn note_answer(&mut self, peer: PeerId, tx: u64, host: &impl Host) {
+        if let Some(announced_ns) = self.sends.answered(peer, tx) {
+            self.sends.late.count(host.now_ns().saturating_sub(announced_ns));
+            host.trace(Kind::SendAnswered, peer, tx, 0);
+        }
+    }
+
     pub(super) fn on_cts(
         &mut self,
         peer: PeerId,
@@ -174,6 +183,7 @@ impl Core {
         ranges: Ranges,
         host: &mut impl Host,
     ) {
+        self.note_answer(peer, numbers.0, host);
         let Self { sends, counts, .. } = self;
         if let Some((key, onward)) = sends.on_cts(peer, numbers, wanted, ranges, counts) {
             self.go_on(key, onward, host);
@@ -201,6 +211,7 @@ impl Core {
         status: u32,
         host: &mut impl Host,
     ) -> bool {
+        self.note_answer(peer, tx, host);
         let Some(key) = self.sends.on_fin(peer, tx, &mut self.counts) else { return false };
         if !self.sends.keep_for_device(key, status) {
             self.peers.count_outstanding(peer, -1);

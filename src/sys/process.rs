@@ -13,6 +13,12 @@ pub(crate) fn pid() -> i32 {
     unsafe { libc::getpid() }
 }
 
+/// The number of the calling thread, as gettid(2) has it.
+pub(crate) fn thread() -> u64 {
+    // SAFETY: always succeeds.
+    unsafe { libc::syscall(libc::SYS_gettid) as u64 }
+}
+
 /// The process that made an object. A forked child has a copy of the object and shares its kernel state, but is
 /// not at home there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

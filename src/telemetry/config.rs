@@ -1,8 +1,29 @@
-//! The variables of the log.
+//! The variables of the log and of the ring of events.
 
 use super::level::Level;
 use crate::config::variable::{Group, Kind, Reader, Variable, set};
 use std::path::PathBuf;
+
+/// FI_UDRV_TRACE: how many events of messages are kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct TraceConfig {
+    pub(crate) events: usize,
+}
+
+/// Most events that are kept: a gigabyte.
+const EVENTS_MAX: u64 = 1 << 24;
+
+impl Group for TraceConfig {
+    const VARIABLES: &'static [Variable] = &[Variable {
+        name: "TRACE",
+        kind: Kind::Count,
+        help: "Events of its messages that the process keeps for `udrv trace`, the last ones, 64 bytes each: 0 to 16777216 (default: 0)",
+    }];
+
+    fn read(&mut self, from: &Reader<'_>) {
+        set(&mut self.events, from.count("TRACE", 0..=EVENTS_MAX));
+    }
+}
 
 /// Their values.
 #[derive(Clone, PartialEq, Eq, Debug)]

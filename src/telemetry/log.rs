@@ -5,7 +5,7 @@ use super::cause::Cause;
 pub(crate) use super::cause::number_of;
 pub(crate) use super::level::Level;
 use super::limited::{Counted, Limited};
-use super::{own, page};
+use super::{own, page, ranks};
 use crate::sys::cancel::Shield;
 use crate::sys::clock;
 use std::fmt;
@@ -40,7 +40,7 @@ fn write(level: Level, cause: Option<Cause>, line: fmt::Arguments<'_>) {
     if !has_sink && !is_own && cause.is_none() {
         return;
     }
-    let text = line.to_string();
+    let text = ranks::named(line.to_string());
     if let Some(cause) = cause {
         page::note(level, cause.key(), &text);
     }

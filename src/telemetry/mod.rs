@@ -2,6 +2,7 @@
 
 mod cause;
 pub(crate) mod config;
+pub(crate) mod histogram;
 pub(crate) mod identity;
 mod launcher;
 mod level;
@@ -10,4 +11,6 @@ pub(crate) mod log;
 mod node;
 pub(crate) mod own;
 pub(crate) mod page;
+pub(crate) mod ranks;
 mod soon;
+pub(crate) mod trace;

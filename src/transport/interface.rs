@@ -15,6 +15,7 @@ use crate::sys::cma::Range;
 use crate::sys::late_set::LateSet;
 use crate::sys::net::Nic;
 use crate::sys::udp::UdpPort;
+use crate::telemetry::histogram::Histogram;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -332,6 +333,10 @@ pub(crate) struct Figures {
     /// Preparations for sleep.
     pub(crate) sleeps: u64,
     pub(crate) packets: PacketCounts,
+    /// Requests for a registration of memory with a device that found one, and those that made one.
+    pub(crate) cache: (u64, u64),
+    /// Times between two polls, of 16 us and more, without sleep.
+    pub(crate) gaps: Histogram,
     /// When this was, and the peer that the oldest pending send goes to, and since when it is the oldest; nanoseconds of
     /// the monotonic clock.
     pub(crate) now: u64,
@@ -879,6 +884,11 @@ pub(crate) trait Transport: Messages + OneSided + Streaming + Sharing + Sized {
     fn peer_counts(&self, peer: PeerId) -> PeerCounts {
         let _ = peer;
         PeerCounts::default()
+    }
+
+    /// Requests for a registration of memory with a device that found one, and those that made one.
+    fn cache_counts(&self) -> (u64, u64) {
+        (0, 0)
     }
 
     /// Why messages to this peer take no better way, in a few words; empty: this transport is not the reason.

@@ -191,7 +191,9 @@ impl Router {
             }
         }
         if (missing, failed) == (None, None) {
-            log::limited!("no transport of this endpoint reaches {address}");
+            log::limited!(
+                "no transport of this endpoint reaches {address}: FI_UDRV_NET=0 leaves peers of this node only, and FI_UDRV_SHM=0 none of them"
+            );
         }
         Err(SendError::Unreachable(failed.or(missing).unwrap_or(Errno(libc::EHOSTUNREACH))))
     }
@@ -223,6 +225,7 @@ impl Router {
         let _shield = Shield::raise();
         self.pace.begin();
         let (now, still) = (clock::now_ns(), self.pace.is_still());
+        self.count_gap(now);
         let mut busy = false;
         each_lane!(self.lanes, (lane, t) => busy |= t.has_traffic());
         let mut n = 0;
@@ -278,6 +281,7 @@ impl Router {
         let mut idle = self.moving.is_empty();
         each_lane_mut!(self.lanes, (lane, t) => idle = idle && t.sleep());
         self.reported.sleeps += u64::from(idle);
+        self.reported.looked_at = 0;
         idle
     }
 

@@ -15,7 +15,7 @@ pub(crate) struct Counts {
     pub(crate) reordered: u64,
     pub(crate) corrupted: u64,
     pub(crate) forged: u64,
-    /// Lost because they were longer than the path carries (`black-hole`).
+    /// Lost because they were longer than the path carries (`black-hole`), or began a connection (`firewall`).
     pub(crate) swallowed: u64,
     /// Lost because the link was cut.
     pub(crate) cut: u64,

@@ -69,6 +69,23 @@ fn udp(frame: &[u8]) -> Option<(usize, usize)> {
     (payload > 0 && header + UDP_HEADER + payload <= frame.len()).then_some((header, payload))
 }
 
+/// The port to which a TCP segment asks for a connection: SYN without ACK (RFC 9293, 3.1).
+pub(crate) fn asks_for(frame: &[u8]) -> Option<u16> {
+    const TCP: u8 = 6;
+    const SYN: u8 = 2;
+    const ACK: u8 = 16;
+    let header = match be16(frame, 12)? {
+        ETHERTYPE_IPV4 => {
+            let words = usize::from(frame.get(ETHERNET)? & 0xf);
+            (*frame.get(ETHERNET + 9)? == TCP).then_some(ETHERNET + words * 4)?
+        }
+        ETHERTYPE_IPV6 => (*frame.get(ETHERNET + 6)? == TCP).then_some(ETHERNET + 40)?,
+        _ => return None,
+    };
+    let flags = *frame.get(header + 13)?;
+    (flags & (SYN | ACK) == SYN).then(|| be16(frame, header + 2))?
+}
+
 /// Flips one bit of the payload of a UDP datagram and leaves its checksum, which is then wrong.
 /// False if the frame is no datagram with a payload.
 pub(crate) fn corrupt(frame: &mut [u8], random: &mut Random) -> bool {

@@ -41,6 +41,7 @@ frames between them. Prints `ready`, and at SIGTERM what it did to how many fram
   --corrupt P              a bit of a UDP payload flips: its checksum tells
   --forge P                the same, with a checksum that fits: the application has to tell
   --black-hole BYTES       a UDP datagram in an IP packet longer than that is lost, and nobody told
+  --firewall PORT          no TCP connection is made to this port and those above, and nobody told
   --delay US               from a host to every other
   --rate MBIT              of each host's link, each way; beyond it frames queue
   --queue KIB              so much for a host; what is more is lost (512)

@@ -20,6 +20,8 @@ pub(crate) struct Settings {
     pub(crate) forge: f64,
     /// Longest IP packet with a UDP datagram that passes, bytes; 0 for no limit.
     pub(crate) black_hole: usize,
+    /// No TCP connection is made to this port and those above; 0: to all.
+    pub(crate) firewall: u16,
     /// Delay from a port to every other one, nanoseconds.
     pub(crate) delay_ns: u64,
     /// Time that a byte takes on the link of a port, each way, nanoseconds; 0 for no limit.
@@ -40,6 +42,7 @@ impl Default for Settings {
             corrupt: 0.0,
             forge: 0.0,
             black_hole: 0,
+            firewall: 0,
             delay_ns: 0,
             byte_ns: 0.0,
             // About the buffer that a real switch has for a port.
@@ -91,6 +94,7 @@ impl Settings {
             "burst" => (new.burst, new.burst_frames) = with_count(self.burst_frames)?,
             "reorder" => (new.reorder, new.reorder_frames) = with_count(self.reorder_frames)?,
             "black-hole" => new.black_hole = number(first()?)? as usize,
+            "firewall" => new.firewall = number(first()?)? as u16,
             "delay" => new.delay_ns = (number(first()?)? * 1e3) as u64,
             "rate" => {
                 let mbit = number(first()?)?;
@@ -188,6 +192,7 @@ mod tests {
         assert_eq!(set("burst 0.1:20"), set("burst 0.1 20"));
         assert_eq!(set("reorder 0.1").reorder_frames, 3);
         assert_eq!(set("black-hole 1300").black_hole, 1300);
+        assert_eq!(set("firewall 10000").firewall, 10_000);
         assert_eq!(set("delay 50").delay_ns, 50_000);
         assert_eq!(set("rate 1000").byte_ns, 8.0);
         assert_eq!(set("rate 0").byte_ns, 0.0);

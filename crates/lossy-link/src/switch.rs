@@ -131,8 +131,10 @@ impl Switch {
             self.counts.cut += 1;
             return;
         }
-        let most = self.settings.black_hole;
-        if most > 0 && frame::udp_packet_len(bytes).is_some_and(|len| len > most) {
+        let (most, first) = (self.settings.black_hole, self.settings.firewall);
+        if most > 0 && frame::udp_packet_len(bytes).is_some_and(|len| len > most)
+            || first > 0 && frame::asks_for(bytes).is_some_and(|port| port >= first)
+        {
             self.counts.swallowed += 1;
             return;
         }
@@ -322,6 +324,23 @@ mod tests {
         seen.offer(&mut switch, 0, 1, 2, 8);
         assert_eq!(seen.0, [(0, 2, 7)]);
         assert_eq!(switch.counts().swallowed, 1);
+    }
+
+    #[test]
+    fn a_firewall_lets_everything_pass_but_connections() {
+        let mut switch = taught(Settings { firewall: 10_000, ..Settings::default() });
+        let segment = |port: u16, flags: u8| {
+            let mut frame = frame::tests::datagram(1, 2, &[0; 12]);
+            frame[14 + 9] = 6;
+            frame[14 + 22..14 + 24].copy_from_slice(&port.to_be_bytes());
+            frame[14 + 33] = flags;
+            frame
+        };
+        let mut forwarded = 0;
+        for (port, flags) in [(10_000, 2), (40_000, 2), (9999, 2), (40_000, 18), (40_000, 16)] {
+            switch.on_frame(0, 1, &mut segment(port, flags), &mut |_, _| forwarded += 1);
+        }
+        assert_eq!((forwarded, switch.counts().swallowed), (3, 2));
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod peer;
 mod perf;
 mod probe;
 mod record;
+mod ring;
 mod run;
 mod screen;
 mod stat;

@@ -3,6 +3,7 @@
 //!
 //! Root reads the pages of other users, which may hold anything: nothing of a page is trusted, and no text of it can
 //! control the terminal.
+#![allow(clippy::indexing_slicing)] // of JSON values: what is missing is null
 
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -13,7 +14,8 @@ use std::time::Duration;
 /// How a link in /proc/PID/fd to a page reads.
 const LINK: &str = "/memfd:udrv-page (deleted)";
 const MAGIC: &[u8] = b"udrvpage";
-const LAYOUT: u64 = 1;
+/// The newest layout that is known, and all before it.
+const LAYOUT: u64 = 2;
 /// Longest page that is read, bytes.
 const LONGEST: usize = 1 << 24;
 /// How often a page is read again because it changes meanwhile. A process that was stopped at such a moment has a record
@@ -30,7 +32,7 @@ pub(crate) struct Page {
 }
 
 /// The numbers of all processes, or of those of `only`, in their order.
-fn processes(only: &[u32]) -> Vec<u32> {
+pub(crate) fn processes(only: &[u32]) -> Vec<u32> {
     let all = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut pids: Vec<u32> =
         all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
@@ -70,6 +72,43 @@ fn find(pid: u32) -> Option<Result<(fs::File, Page), String>> {
         }
     }
     unknown
+}
+
+/// Memory of a process that stays when it ends.
+pub(crate) struct MemoryFile(fs::File);
+
+impl MemoryFile {
+    /// All of it. Errors: it is longer than any that the provider makes, or cannot be read.
+    pub(crate) fn read(&self) -> Result<Vec<u8>, String> {
+        const MOST: u64 = 2 << 30;
+        let len = self.0.metadata().map_err(|error| error.to_string())?.len();
+        if len > MOST {
+            return Err(format!("{len} bytes"));
+        }
+        self.first(len as usize)
+    }
+
+    fn first(&self, len: usize) -> Result<Vec<u8>, String> {
+        let mut bytes = vec![0; len];
+        self.0.read_exact_at(&mut bytes, 0).map(|()| bytes).map_err(|error| error.to_string())
+    }
+}
+
+/// The memory of a process to which a descriptor with this link leads, and whose first `len` bytes are `its`.
+pub(crate) fn memory_file(
+    pid: u32,
+    link: &str,
+    len: usize,
+    its: impl Fn(&[u8]) -> bool,
+) -> Option<MemoryFile> {
+    let links = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
+    let is_one =
+        |path: &PathBuf| fs::read_link(path).is_ok_and(|target| target.as_os_str() == link);
+    let mut files = links.map(|entry| entry.path()).filter(is_one);
+    files.find_map(|path| {
+        let file = MemoryFile(open(&path).ok()?);
+        file.first(len).is_ok_and(|bytes| its(&bytes)).then_some(file)
+    })
 }
 
 /// A page that stays when its process ends.
@@ -120,7 +159,7 @@ fn add_times(page: &mut Value, now: Option<u64>) {
 
 /// The clock of those times, nanoseconds.
 #[allow(unsafe_code)] // a system call
-fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: fills a local structure.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
@@ -136,7 +175,7 @@ fn open(path: &Path) -> Result<fs::File, String> {
 }
 
 /// The number that a process has for itself, which in a container is not the one that others see.
-fn own_number(pid: u32) -> u64 {
+pub(crate) fn own_number(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     let own = numbers.and_then(|numbers| numbers.split_whitespace().last()?.parse().ok());
@@ -157,7 +196,7 @@ fn state(pid: u32) -> String {
 }
 
 /// Without what controls a terminal.
-fn printable(bytes: &[u8]) -> String {
+pub(crate) fn printable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().trim().to_owned()
 }
@@ -172,8 +211,9 @@ impl Page {
         if head.bytes.get(..8) != Some(MAGIC) {
             return Err("not a page of udrv".to_owned());
         }
-        if head.word(1) != Some(LAYOUT) {
-            return Err(format!("a page of layout {}, not {LAYOUT}", head.word(1).unwrap_or(0)));
+        let layout = head.word(1).unwrap_or(0);
+        if !(1..=LAYOUT).contains(&layout) {
+            return Err(format!("a page of layout {layout}, not 1 to {LAYOUT}"));
         }
         let len = (head.word(2).unwrap_or(0) as usize).min(LONGEST);
         let mut page = Self { bytes: read(len)?, later: read(len)? };
@@ -274,7 +314,13 @@ impl Page {
         fields.insert("number".to_owned(), number.into());
         let mut at = begin;
         for name in names.split_whitespace() {
-            match name.split_once(':') {
+            match name.split_once([':', '[']) {
+                Some((name, room)) if room.ends_with(']') => {
+                    let words: usize = room.trim_end_matches(']').parse().ok()?;
+                    let all: Option<Vec<u64>> = (0..words).map(|n| self.word(at / 8 + n)).collect();
+                    fields.insert(name.to_owned(), all?.into());
+                    at = at.checked_add(words.checked_mul(8)?)?;
+                }
                 Some((name, room)) => {
                     let room: usize = room.parse().ok()?;
                     fields.insert(name.to_owned(), self.text(at, room).into());
@@ -316,7 +362,13 @@ pub(crate) fn all(only: &[u32]) -> Result<Vec<Value>, String> {
 
 /// Bytes of a record with these names. None counts for nothing, however short its text.
 fn width(names: &str) -> u64 {
-    let room = |name: &str| name.split_once(':').map_or(8, |(_, room)| room.parse().unwrap_or(8));
+    let room = |name: &str| match (name.split_once(':'), name.split_once('[')) {
+        (Some((_, room)), _) => room.parse().unwrap_or(8),
+        (_, Some((_, words))) => {
+            words.trim_end_matches(']').parse().map_or(8, |words: u64| words.saturating_mul(8))
+        }
+        _ => 8,
+    };
     let width = |name: &str| room(name).max(8);
     names.split_whitespace().map(width).fold(0, u64::saturating_add)
 }
@@ -333,7 +385,30 @@ pub(crate) fn owner(address: &str, all: &[Value]) -> String {
         page["endpoints"].as_array().into_iter().flatten().any(|e| e["address"] == address)
     };
     let page = all.iter().find(has_it);
-    page.map_or_else(|| format!("{address}, not of this node"), name)
+    page.map_or_else(|| elsewhere(address, all), name)
+}
+
+/// A process of another node, with its rank if it has said that to one of these.
+fn elsewhere(address: &str, all: &[Value]) -> String {
+    let mut peers = all.iter().flat_map(|page| page["peers"].as_array().into_iter().flatten());
+    let rank = peers.find(|peer| peer["address"] == address).and_then(|peer| peer["rank"].as_u64());
+    match rank {
+        Some(rank) => format!("rank {rank} ({address}, not of this node)"),
+        None => format!("{address}, not of this node"),
+    }
+}
+
+/// Classes of lengths of times in a page, each four times as long as the one before; the first one ends at 1 us.
+pub(crate) const CLASSES: usize = 12;
+/// The first class of times of 1 ms and more, and that of 64 ms and more.
+pub(crate) const FROM_1_MS: usize = 6;
+pub(crate) const FROM_64_MS: usize = 9;
+
+/// How many times of a class and of longer ones the endpoints of a page have counted.
+pub(crate) fn times(page: &Value, name: &str, class: usize) -> u64 {
+    let endpoints = page["endpoints"].as_array().into_iter().flatten();
+    let counts = endpoints.filter_map(|endpoint| endpoint[name].as_array());
+    counts.flat_map(|counts| counts.iter().skip(class)).filter_map(Value::as_u64).sum()
 }
 
 /// A process with its rank, host and number, as people name it.
@@ -348,14 +423,13 @@ pub(crate) fn name(page: &Value) -> String {
 }
 
 #[cfg(test)]
-#[allow(clippy::indexing_slicing)] // of JSON values too
 mod tests {
     use super::*;
 
     /// A page with one endpoint and one peer, as the provider lays it out, of other names than today's.
     fn page(words: &[(usize, u64)]) -> Page {
         let mut bytes = vec![0u8; 4096];
-        let names = b"sequence state address:16 eager_sent shoes\nsequence state endpoint transport:16 rtt_ns\0";
+        let names = b"sequence state address:16 eager_sent shoes gaps[2]\nsequence state endpoint transport:16 rtt_ns\0";
         let mut put =
             |at: usize, value: u64| bytes[8 * at..8 * at + 8].copy_from_slice(&value.to_ne_bytes());
         put(0, u64::from_ne_bytes(*b"udrvpage"));
@@ -363,7 +437,7 @@ mod tests {
             (1, 1),
             (2, 4096),
             (3, 2048),
-            (4, 48),
+            (4, 64),
             (5, 2),
             (6, 3072),
             (7, 48),
@@ -378,6 +452,8 @@ mod tests {
         put(258, u64::from_ne_bytes(*b"a:1\0\0\0\0\0"));
         put(260, 5);
         put(261, 6);
+        put(262, 8);
+        put(263, 9);
         for (at, value) in words {
             put(*at, *value);
         }
@@ -389,6 +465,8 @@ mod tests {
     fn words_are_taken_by_their_names() {
         let json = page(&[]).json(false);
         assert_eq!(json["endpoints"][0]["shoes"], 6);
+        assert_eq!(json["endpoints"][0]["gaps"], json!([8, 9]));
+        assert_eq!((times(&json, "gaps", 1), times(&json, "gaps", 0)), (9, 17));
         assert_eq!(json["endpoints"][0]["address"], "a:1");
         assert_eq!((&json["pid"], &json["rank"]), (&json!(7), &Value::Null));
         assert_eq!(sum(&json, "eager_sent"), 5);
@@ -445,7 +523,8 @@ mod tests {
             read
         };
         assert_eq!(read(&[]), Ok(()));
-        assert_eq!(read(&[(1, 2)]), Err("a page of layout 2, not 1".to_owned()));
+        assert_eq!(read(&[(1, 2)]), Ok(()));
+        assert_eq!(read(&[(1, 3)]), Err("a page of layout 3, not 1 to 2".to_owned()));
         assert_eq!(read(&[(0, 2)]), Err("not a page of udrv".to_owned()));
         assert!(read(&[(2, 1 << 60)]).is_err(), "longer than the file");
         assert!(open(Path::new("/")).is_err());

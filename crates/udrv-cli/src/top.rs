@@ -2,6 +2,7 @@
 #![allow(clippy::indexing_slicing)] // of JSON values: what is missing is null
 
 use crate::screen::Screen;
+use crate::stat::rank_of;
 use crate::{Outcome, page};
 use serde_json::Value;
 use std::process::ExitCode;
@@ -21,6 +22,9 @@ pub(crate) struct Top {
     /// Only these processes; without any, all of this user
     pid: Vec<u32>,
 }
+
+/// How long messages go to a peer.
+const WAYS: [&str; 5] = ["unsolicited", "fragments", "read", "written", "split"];
 
 /// Counts of the bytes of long messages and one-sided operations.
 const BYTES: [&str; 8] = [
@@ -77,7 +81,7 @@ fn lines(before: &[Value], after: &[Value], seconds: f64, peers: bool) -> Vec<St
     let mut lines = vec![
         format!("udrv top: {} processes; q ends this, p shows or hides peers", pages.len()),
         format!(
-            "{:>6} {:>8} {:<9} {:>10} {:>10} {:>8} {:>8} {:>8} {:>10}  {}",
+            "{:>6} {:>8} {:<9} {:>10} {:>10} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6} {:>10}  {}",
             "RANK",
             "PID",
             "STATE",
@@ -86,6 +90,9 @@ fn lines(before: &[Value], after: &[Value], seconds: f64, peers: bool) -> Vec<St
             "PENDING",
             "POSTED",
             "RESENT/s",
+            "WAIT/s",
+            "LATE/s",
+            "CACHE",
             "HELD",
             "COMMAND"
         ),
@@ -129,7 +136,7 @@ fn process(before: &Value, after: &Value, seconds: f64) -> String {
     let [(.., messages), (.., bytes), (.., again)] = rates(before, after, seconds);
     let rank = after["rank"].as_u64().map_or_else(|| "-".to_owned(), |rank| rank.to_string());
     format!(
-        "{rank:>6} {:>8} {:<9} {:>10.0} {:>10.1} {:>8} {:>8} {:>8.0} {:>10}  {}",
+        "{rank:>6} {:>8} {:<9} {:>10.0} {:>10.1} {:>8} {:>8} {:>8.0} {:>8.0} {:>8.0} {:>6} {:>10}  {}",
         after["pid"].as_u64().unwrap_or(0),
         activity(before, after),
         messages,
@@ -137,9 +144,26 @@ fn process(before: &Value, after: &Value, seconds: f64) -> String {
         page::sum(after, "sends_pending"),
         page::sum(after, "receives_posted"),
         again,
+        slow(before, after, "late_receivers") / seconds,
+        slow(before, after, "early_senders") / seconds,
+        cache(before, after),
         page::sum(after, "unexpected_bytes"),
         after["command"].as_str().unwrap_or("?"),
     )
+}
+
+/// Waits of 1 ms and more between two looks.
+fn slow(before: &Value, after: &Value, name: &str) -> f64 {
+    let count = |page| page::times(page, name, page::FROM_1_MS);
+    count(after).saturating_sub(count(before)) as f64
+}
+
+/// How many of the requests for a registration between two looks found one.
+fn cache(before: &Value, after: &Value) -> String {
+    let more = |name| page::sum(after, name).saturating_sub(page::sum(before, name));
+    let (hits, misses) = (more("cache_hits"), more("cache_misses"));
+    let percent = (100 * hits).checked_div(hits + misses);
+    percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent}%"))
 }
 
 /// What a process has done between two looks.
@@ -167,11 +191,17 @@ fn peer_line(before: &Value, after: &Value, seconds: f64) -> String {
     let rtt = rtt.map_or(String::new(), |ns| format!(", round trip {:.1} us", ns as f64 / 1e3));
     let reason = after["reason"].as_str().filter(|reason| !reason.is_empty());
     let reason = reason.map_or(String::new(), |reason| format!(" ({reason})"));
+    let ways =
+        WAYS.iter().map(|way| (way, rate(&format!("{way}_sent_bytes")) / f64::from(1 << 20)));
+    let ways =
+        ways.filter(|(_, rate)| *rate >= 0.1).map(|(way, rate)| format!(", {rate:.1} MiB/s {way}"));
+    let ways: String = ways.collect();
     let waits = after["unanswered"].as_u64() > Some(0);
     format!(
-        "{:>8} {} by {}: {:.0} messages/s to it, {:.0} from it{rtt}{reason}{}",
+        "{:>8} {}{} by {}: {:.0} messages/s to it, {:.0} from it{rtt}{ways}{reason}{}",
         "peer",
         after["address"].as_str().unwrap_or("?"),
+        rank_of(after),
         after["transport"].as_str().unwrap_or("?"),
         rate("messages_sent"),
         rate("messages_received"),
@@ -187,8 +217,9 @@ mod tests {
     fn sample(sent: u64, polls: u64) -> Value {
         json!({
             "pid": 7, "rank": 3, "command": "app",
-            "endpoints": [{ "eager_sent": sent, "polls": polls, "empty_polls": 0, "pulled_bytes": sent << 20, "sends_pending": 2 }],
-            "peers": [{ "number": 0, "address": "b", "transport": "UDP", "reason": "no device", "messages_sent": sent, "rtt_ns": 1500 }],
+            "endpoints": [{ "eager_sent": sent, "polls": polls, "empty_polls": 0, "pulled_bytes": sent << 20, "sends_pending": 2,
+                "cache_hits": 3 * sent, "cache_misses": sent, "late_receivers": [0, 0, 0, 0, 0, 9, sent] }],
+            "peers": [{ "number": 0, "address": "b", "transport": "UDP", "reason": "no device", "messages_sent": sent, "split_sent_bytes": sent << 20, "rtt_ns": 1500, "rank": 4 }],
         })
     }
 
@@ -196,10 +227,13 @@ mod tests {
     fn rates_are_of_the_time_between_two_looks() {
         let lines = lines(&[sample(10, 1)], &[sample(30, 9)], 2.0, true);
         let words: Vec<&str> = lines[2].split_whitespace().collect();
-        assert_eq!(words, ["3", "7", "works", "10", "10.0", "2", "0", "0", "0", "app"]);
+        assert_eq!(
+            words,
+            ["3", "7", "works", "10", "10.0", "2", "0", "0", "10", "0", "75%", "0", "app"]
+        );
         assert_eq!(
             lines[3].trim(),
-            "peer b by UDP: 10 messages/s to it, 0 from it, round trip 1.5 us (no device)"
+            "peer b (rank 4) by UDP: 10 messages/s to it, 0 from it, round trip 1.5 us, 10.0 MiB/s split (no device)"
         );
         assert_eq!(super::lines(&[], &[sample(1, 1)], 1.0, false).len(), 3);
     }

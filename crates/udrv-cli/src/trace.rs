@@ -1,8 +1,9 @@
-//! `udrv trace`: what running processes do, as a timeline that Perfetto and Chrome (chrome://tracing) show. The processes are
-//! looked at again and again from outside; they are not asked, and nothing in them costs more.
+//! `udrv trace`: what running processes do, as a timeline that Perfetto and Chrome (chrome://tracing) show. It is made of
+//! each message where processes keep a ring of events (FI_UDRV_TRACE), and of looks at the pages of the others again and
+//! again. They are not asked, also for what they keep.
 #![allow(clippy::indexing_slicing)] // of JSON values: what is missing is null
 
-use crate::{Outcome, page, top};
+use crate::{Outcome, page, ring, top};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -17,7 +18,8 @@ pub(crate) struct Trace {
     /// Time between two looks, milliseconds; at least 200, so that processes renew their counts meanwhile
     #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(u64).range(200..=3_600_000))]
     every_ms: u64,
-    /// How long the processes are watched, seconds; without it, until all of them have ended
+    /// How long the processes are watched, seconds; without it, not at all if they keep events, else until all of them have
+    /// ended
     #[arg(long)]
     seconds: Option<u64>,
     /// Only these processes; without any, all of this user
@@ -48,17 +50,22 @@ struct Timeline {
 
 impl Trace {
     pub(crate) fn run(self) -> Outcome {
-        let begun = Instant::now();
+        let pages = page::all(&self.pid)?;
+        let rings = ring::all(&self.pid);
         let mut timeline = Timeline::default();
-        let (mut before, mut at_us) = (page::all(&self.pid)?, 0);
-        while self.seconds.is_none_or(|seconds| begun.elapsed().as_secs() < seconds) {
-            std::thread::sleep(Duration::from_millis(self.every_ms));
-            let now_us = begun.elapsed().as_micros() as u64;
-            let Ok(after) = page::all(&self.pid) else { break };
-            timeline.look(&before, &after, at_us, now_us);
-            (before, at_us) = (after, now_us);
+        if rings.is_empty() || self.seconds.is_some() {
+            self.watch(pages, &mut timeline);
         }
-        let (processes, events) = (timeline.named.len(), timeline.end());
+        // Peers may be other processes than those asked for.
+        let all = page::all(&[]).unwrap_or_default();
+        let (mut processes, mut events) = (timeline.named.len(), timeline.end());
+        for ring in &rings {
+            match ring.events(&all) {
+                Ok(its) => events.extend(its),
+                Err(error) => eprintln!("udrv: {error}"),
+            }
+        }
+        processes = processes.max(rings.len());
         let file = self.output.display();
         let count = events.len();
         let text = json!({ "displayTimeUnit": "ms", "traceEvents": events }).to_string();
@@ -66,7 +73,27 @@ impl Trace {
         println!(
             "{file}: {count} events of {processes} processes; open it in https://ui.perfetto.dev"
         );
+        if rings.is_empty() {
+            println!(
+                "processes that are started with FI_UDRV_TRACE=100000 keep that many events of their messages"
+            );
+        }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// Looks at the processes until the time is over, or all have ended.
+    fn watch(&self, mut before: Vec<Value>, timeline: &mut Timeline) {
+        let begun = Instant::now();
+        // The clock of the events that processes keep.
+        let zero_us = page::now_ns() / 1000;
+        let mut at_us = zero_us;
+        while self.seconds.is_none_or(|seconds| begun.elapsed().as_secs() < seconds) {
+            std::thread::sleep(Duration::from_millis(self.every_ms));
+            let now_us = zero_us + begun.elapsed().as_micros() as u64;
+            let Ok(after) = page::all(&self.pid) else { break };
+            timeline.look(&before, &after, at_us, now_us);
+            (before, at_us) = (after, now_us);
+        }
     }
 }
 

@@ -43,6 +43,9 @@ const LOSS_PERCENT: u64 = 1;
 const UNEXPECTED_MIN: u64 = 1 << 20;
 /// How long a send waits for its receiver until that is worth a word, milliseconds: longer than the longest messages take.
 const LATE_MS: u64 = 500;
+/// Waits, and their share of all in percent, that are worth a word.
+const WAITS_MIN: u64 = 3;
+const WAITS_PERCENT: u64 = 10;
 
 impl Why {
     pub(crate) fn run(self) -> Outcome {
@@ -89,6 +92,7 @@ fn causes_of(before: &Value, page: &Value, all: &[Value]) -> Vec<Cause> {
     causes.extend(of_warnings(page));
     causes.extend(of_packets(page));
     causes.extend(of_messages(page));
+    causes.extend(of_times(before, page));
     causes.extend(of_progress(before, page, all));
     causes
 }
@@ -208,6 +212,41 @@ fn of_messages(page: &Value) -> Option<Cause> {
     })
 }
 
+/// Messages that waited, and a process that did not poll, while it was watched.
+fn of_times(before: &Value, page: &Value) -> Vec<Cause> {
+    let more = |name: &str, class: usize| {
+        page::times(page, name, class).saturating_sub(page::times(before, name, class))
+    };
+    // Before it was watched, everything may have been different.
+    if before.is_null() {
+        return Vec::new();
+    }
+    let many = |name: &str| {
+        let (slow, all) = (more(name, page::FROM_1_MS), more(name, 0));
+        (slow >= WAITS_MIN && 100 * slow >= WAITS_PERCENT * all).then_some((slow, all))
+    };
+    let mut causes = Vec::new();
+    if let Some((slow, all)) = many("late_receivers") {
+        let says = format!("{slow} of {all} long messages waited 1 ms or more for their receivers");
+        let remedy = "the receivers post their receives late, or compute: udrv why there";
+        causes.push(Cause { about: "late receivers".to_owned(), ..cause(SHORT + 1, says, remedy) });
+    }
+    if let Some((slow, all)) = many("early_senders") {
+        let says = format!(
+            "{slow} of {all} messages that came before their receive waited 1 ms or more for it"
+        );
+        let remedy = "the application receives late: post receives earlier";
+        causes.push(Cause { about: "early senders".to_owned(), ..cause(SHORT + 1, says, remedy) });
+    }
+    let gaps = more("progress_gaps", page::FROM_64_MS);
+    if gaps >= WAITS_MIN {
+        let says = format!("{gaps} times 64 ms or more passed between two of its polls");
+        let remedy = "peers wait for its answers meanwhile: call MPI_Test while it computes, or ask for FI_PROGRESS_AUTO";
+        causes.push(Cause { about: "gaps".to_owned(), ..cause(HINT, says, remedy) });
+    }
+    causes
+}
+
 /// Whether the process has polled, and moved something, while it was watched.
 fn of_progress(before: &Value, page: &Value, pages: &[Value]) -> Option<Cause> {
     let endpoints = |page: &Value| page["endpoints"].as_array().cloned().unwrap_or_default();
@@ -259,8 +298,15 @@ fn of_standing(page: &Value, asleep: bool, pages: &[Value]) -> Cause {
 
 /// An endpoint polls, and nothing else of it changes.
 fn is_idle(old: &Value, new: &Value) -> bool {
-    const CLOCKS: [&str; 6] =
-        ["polls", "empty_polls", "sleeps", "asleep", "renewed_ms_ago", "send_waits_ms"];
+    const CLOCKS: [&str; 7] = [
+        "polls",
+        "empty_polls",
+        "sleeps",
+        "asleep",
+        "progress_gaps",
+        "renewed_ms_ago",
+        "send_waits_ms",
+    ];
     let number = |of: &Value, name: &str| of[name].as_u64().unwrap_or(0);
     let fields = new.as_object().into_iter().flatten();
     // The number of polls is counted modulo 2^32.
@@ -287,6 +333,31 @@ mod tests {
         assert!(causes[0].says.starts_with("300 of 1000 packets were sent again"), "{causes:?}");
         let good = endpoint(&json!({ "packets_sent": 1000, "retransmitted": 3 }));
         assert_eq!(causes_of(&Value::Null, &good, &[]), []);
+    }
+
+    #[test]
+    fn waits_of_the_time_that_it_was_watched_are_named() {
+        let of = |slow: u64, fast: u64| {
+            let times = json!([fast, 0, 0, 0, 0, 0, slow]);
+            endpoint(
+                &json!({ "late_receivers": times, "early_senders": times, "progress_gaps": [0, 0, 0, 0, 0, 0, 0, 0, 0, slow] }),
+            )
+        };
+        let said = |before: &Value, after: &Value| -> Vec<String> {
+            of_times(before, after).into_iter().map(|cause| cause.says).collect()
+        };
+        let all = said(&of(5, 100), &of(9, 104));
+        assert_eq!(all[0], "4 of 8 long messages waited 1 ms or more for their receivers");
+        assert_eq!(
+            all[1],
+            "4 of 8 messages that came before their receive waited 1 ms or more for it"
+        );
+        assert_eq!(all[2], "4 times 64 ms or more passed between two of its polls");
+        assert_eq!(
+            said(&of(5, 0), &of(8, 100)),
+            ["3 times 64 ms or more passed between two of its polls"]
+        );
+        assert!(said(&Value::Null, &of(9, 9)).is_empty() && said(&of(9, 9), &of(9, 99)).is_empty());
     }
 
     /// What is said of an endpoint with these fields, watched while it changed to the others; the worst of it.

@@ -9,7 +9,7 @@ use crate::ofi::progress::{By, Progress};
 use crate::protocol::{Engine, Limits};
 use crate::sys::clock::{Waited, now_ns};
 use crate::sys::process;
-use crate::telemetry::log;
+use crate::telemetry::{log, trace};
 use crate::transport::Address;
 use crate::transport::address::LocalHost;
 use crate::transport::router::Router;
@@ -93,6 +93,7 @@ impl Endpoint {
         permitted.shm.on &= self.state(guard).shm_permitted;
         let class = &mut permitted.net.rdma.traffic_class;
         *class = class.or(self.traffic_class);
+        trace::open(config.trace.events);
         let router = Router::open(bind, &permitted, (key, source)).map_err(|e| {
             log::limited!(cause: e.0, "cannot open an endpoint at {bind}: {e}");
             if e.0 == libc::EADDRINUSE { FI_EADDRINUSE } else { e.0 }
@@ -115,6 +116,7 @@ impl Endpoint {
             alone_min: ALONE_MIN,
             contexts: usize::from(self.contexts.receive()),
             shares_receives: self.shares.1,
+            traced: trace::is_on(),
         };
         // SAFETY: the guard belongs to this domain; no other reference to the engine exists in this step.
         unsafe { *self.engine.get(guard) = Some(Engine::new(router, limits)) };

@@ -9,10 +9,12 @@ use crate::ofi::lock::Guard;
 use crate::ofi::progress::ProgressThread;
 use crate::ofi::trigger::{Count, Ended};
 use crate::protocol::{
-    Completion, Direction, Failure, Host, Receives, RemoteAccess, RemoteRange, Standing,
+    Completion, Direction, Failure, Host, Receives, RemoteAccess, RemoteRange, Standing, Traffic,
     UNKNOWN_SOURCE,
 };
-use crate::transport::{Address, Figures};
+use crate::sys::clock;
+use crate::telemetry::trace::{self, Kind};
+use crate::transport::{Address, Figures, PeerId};
 use libfabric_sys::{
     FI_ADDR_NOTAVAIL, FI_ATOMIC, FI_COLLECTIVE, FI_MSG, FI_MULTI_RECV, FI_READ, FI_RECV,
     FI_REMOTE_CQ_DATA, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_SEND, FI_TAGGED, FI_WRITE,
@@ -271,11 +273,30 @@ impl Host for EndpointHost<'_> {
         (region.remote_read || region.remote_write).then_some((id, region))
     }
 
-    fn show(&mut self, standing: &Standing, figures: &Figures) {
+    fn show(&mut self, standing: &Standing, figures: &Figures, traffic: &[Traffic]) {
         let awaited = standing.awaited.and_then(|source| self.address(source));
         if let Some(page) = &mut self.endpoint.state(self.guard).page {
-            page.show(standing, figures, awaited);
+            page.show(standing, figures, traffic, awaited);
         }
+    }
+
+    fn met(&mut self, peer: PeerId, address: &Address) {
+        if let Some(page) = &mut self.endpoint.state(self.guard).page {
+            page.met(peer, address);
+        }
+    }
+
+    #[inline]
+    fn trace(&self, kind: Kind, peer: PeerId, number: u64, bytes: usize) {
+        if trace::is_on() {
+            if let Some(page) = &self.endpoint.state(self.guard).page {
+                page.trace(kind, peer, number, bytes);
+            }
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        clock::now_ns()
     }
 
     fn joined(&mut self, group: u64, outcome: Result<(), i32>) {

@@ -1,8 +1,11 @@
 //! What other processes see of an endpoint: its records in the page of the process (`telemetry::page`).
 
-use crate::protocol::Standing;
-use crate::telemetry::page::{Slot, State};
-use crate::transport::{Address, Figures, PeerFigures};
+use crate::protocol::{Standing, Traffic};
+use crate::telemetry::page::{ENDPOINT_COUNTS, PEER_COUNTS, Slot, State};
+use crate::telemetry::ranks;
+use crate::telemetry::trace::{self, About, Kind};
+use crate::transport::{Address, Figures, PeerCounts, PeerFigures, PeerId};
+use std::net::SocketAddr;
 
 /// The number of the word that says whether the endpoint is asleep.
 const ASLEEP: usize = 3;
@@ -19,6 +22,9 @@ pub(super) struct PageRecord {
     texts: Vec<Option<(Address, &'static str, &'static str)>>,
     /// By record: reports in a row that found the peer's answer to the first contact missing.
     unanswered: Vec<u64>,
+    /// The port of the endpoint, and while events are kept the addresses of its peers.
+    port: u16,
+    met: Vec<Option<SocketAddr>>,
 }
 
 impl PageRecord {
@@ -30,25 +36,30 @@ impl PageRecord {
             asleep: false,
             texts: Vec::new(),
             unanswered: Vec::new(),
+            port: address.port(),
+            met: Vec::new(),
         })
     }
 
-    /// Copies counts, in the order of the names in `telemetry::page`. `awaited`: the peer that a receive waits for.
+    /// Copies counts, in the order of the names in `telemetry::page`. `traffic`: of the peers of the figures, in their
+    /// order. `awaited`: the peer that a receive waits for.
     #[inline(never)]
     pub(super) fn show(
         &mut self,
         standing: &Standing,
         figures: &Figures,
+        traffic: &[Traffic],
         awaited: Option<Address>,
     ) {
         self.held_peak = self.held_peak.max(standing.held as u64);
         let text = |peer: Option<Address>| peer.map_or(String::new(), |peer| peer.0.to_string());
         let (to, from) = (text(figures.oldest.map(|(peer, _)| peer)), text(awaited));
-        self.slot.write(State::Open, &self.words(standing, figures), [&to, &from]);
-        figures.peers.iter().for_each(|peer| self.show_peer(peer));
+        let words = self.words(standing, figures).into_iter();
+        self.slot.write(State::Open, words, [&to, &from]);
+        figures.peers.iter().zip(traffic).for_each(|(peer, traffic)| self.show_peer(peer, traffic));
     }
 
-    fn show_peer(&mut self, peer: &PeerFigures) {
+    fn show_peer(&mut self, peer: &PeerFigures, traffic: &Traffic) {
         let number = peer.peer.index();
         let Some((transport, reason, counts)) = peer.by else {
             let record = self.slot.close_peer(number);
@@ -68,8 +79,9 @@ impl PageRecord {
             }
         }
         let unanswered = self.still_unanswered(record, counts.unanswered);
-        let counts = [counts.sent, counts.received, counts.rtt_ns, unanswered];
-        self.slot.write_peer_counts(record, counts);
+        let rank = ranks::of(&peer.address.0).map_or(PeerCounts::UNKNOWN, u64::from);
+        let known = [counts.sent, counts.received, counts.rtt_ns, unanswered, rank];
+        self.slot.write_peer_counts(record, peer_words(known, traffic));
     }
 
     fn still_unanswered(&mut self, record: usize, unanswered: bool) -> u64 {
@@ -77,6 +89,22 @@ impl PageRecord {
         let Some(reports) = self.unanswered.get_mut(record) else { return 0 };
         *reports = if unanswered { *reports + 1 } else { 0 };
         *reports
+    }
+
+    /// A peer has this number now.
+    pub(super) fn met(&mut self, peer: PeerId, address: &Address) {
+        if trace::is_on() {
+            self.met.resize(self.met.len().max(peer.index() + 1), None);
+            if let Some(known) = self.met.get_mut(peer.index()) {
+                *known = Some(address.0);
+            }
+        }
+    }
+
+    /// Something has happened to a message.
+    pub(super) fn trace(&self, kind: Kind, peer: PeerId, number: u64, bytes: usize) {
+        let peer = self.met.get(peer.index()).copied().flatten();
+        trace::event(kind, About { port: self.port, peer }, number, bytes as u64);
     }
 
     /// From the next time that counts are copied.
@@ -90,9 +118,9 @@ impl PageRecord {
         }
     }
 
-    fn words(&self, standing: &Standing, figures: &Figures) -> [u64; 35] {
+    fn words(&self, standing: &Standing, figures: &Figures) -> [u64; ENDPOINT_COUNTS] {
         let (counts, held, packets) = (&standing.counts, standing.held, &figures.packets);
-        [
+        let before = [
             figures.polls,
             figures.empty_polls,
             figures.sleeps,
@@ -115,6 +143,11 @@ impl PageRecord {
             counts.assisted_bytes,
             counts.reached_bytes,
             counts.read_bytes,
+            figures.cache.0,
+            figures.cache.1,
+        ];
+        let times = [&standing.late_receivers, &standing.early_senders, &figures.gaps];
+        let after = [
             packets.sent,
             packets.received,
             packets.retransmitted,
@@ -128,22 +161,55 @@ impl PageRecord {
             standing.sends as u64,
             figures.now,
             figures.oldest.map_or(0, |(_, since)| since),
-        ]
+        ];
+        let times = times.into_iter().flat_map(|times| times.0);
+        filled(before.into_iter().chain(times).chain(after))
     }
+}
+
+/// The counts of a peer: those that its transport has, and the messages that went and came.
+fn peer_words(known: [u64; 5], traffic: &Traffic) -> [u64; PEER_COUNTS] {
+    let tallies = traffic.sent.iter().chain(&traffic.received);
+    let tallies = tallies.flat_map(|tally| [tally.messages, tally.bytes]);
+    filled(known.into_iter().chain(tallies))
+}
+
+/// The numbers in an array, which has as many.
+fn filled<const N: usize>(mut numbers: impl Iterator<Item = u64>) -> [u64; N] {
+    std::array::from_fn(|_| numbers.next().unwrap_or(0))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::Tally;
+    use crate::telemetry::histogram::{CLASSES, Histogram};
     use crate::telemetry::page::endpoint_names;
 
     #[test]
     fn every_word_of_an_endpoint_has_a_name() {
         let record = PageRecord::open(Address("127.0.0.1:1".parse().unwrap())).unwrap();
-        let words = record.words(&Standing::default(), &Figures::default());
-        assert_eq!(endpoint_names().count(), words.len() + 2);
-        let last = endpoint_names().last();
-        assert_eq!(last, Some("receive_waits_for:64"));
+        let mut gaps = Histogram::default();
+        gaps.count(u64::MAX);
+        let figures = Figures { gaps, now: 77, ..Figures::default() };
+        let words = record.words(&Standing::default(), &figures);
+        // The last class of the last histogram, and the time before the last word.
+        let histograms =
+            endpoint_names().position(|name| name.starts_with("late_receivers")).unwrap();
+        assert_eq!(words.iter().position(|word| *word == 1), Some(histograms + 3 * CLASSES - 1));
+        let behind = endpoint_names().position(|name| name == "renewed_ns").unwrap();
+        assert_eq!(words[behind + 3 * (CLASSES - 1)], 77);
+        assert_eq!(endpoint_names().last(), Some("receive_waits_for:64"));
         assert_eq!(endpoint_names().nth(ASLEEP), Some("asleep"));
+    }
+
+    #[test]
+    fn a_peers_messages_are_behind_its_other_counts() {
+        let mut traffic = Traffic::default();
+        traffic.sent[0] = Tally { messages: 5, bytes: 6 };
+        traffic.received[4] = Tally { messages: 7, bytes: 8 };
+        let words = peer_words([1, 2, 3, 4, 0], &traffic);
+        assert_eq!(words[..7], [1, 2, 3, 4, 0, 5, 6]);
+        assert_eq!(words[PEER_COUNTS - 2..], [7, 8]);
     }
 }

@@ -10,7 +10,7 @@ use crate::ofi::lock::Guard;
 use crate::ofi::progress::{By, Progress};
 use crate::ofi::trigger::{Account, Action, Cancel, Kind, Owner, Work};
 use crate::protocol::{
-    ANY_SOURCE, Direction, Engine, OpError, PeekAction, ReceiveOp, Report, SendOp,
+    ANY_SOURCE, Direction, Engine, Host, OpError, PeekAction, ReceiveOp, Report, SendOp,
 };
 use crate::transport::PeerId;
 use crate::transport::router::Router;
@@ -227,6 +227,7 @@ impl Endpoint {
         let address = unsafe { av.state.get(guard) }.address(fi_addr).ok_or(invalid)?;
         let engine = self.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
         let peer = engine.connect(&address)?;
+        self.host(guard).met(peer, &address);
         let routes = &mut self.state(guard).routes;
         if routes.len() <= index {
             routes.resize(index + 1, 0);

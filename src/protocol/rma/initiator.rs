@@ -94,7 +94,7 @@ impl<I: Iface> Engine<I> {
             return Err(OpError::Again);
         }
         let shut = op.fence && !self.is_fence_open(op.peer);
-        if shut || self.core.peers.of(op.peer).is_some_and(|peer| peer.deferred > 0) {
+        if shut || self.core.peers.of(op.peer).is_some_and(|peer| peer.deferred() > 0) {
             return self.defer_access(op, operands);
         }
         if operands.is_some() && self.iface.caps(op.peer).atomics.is_none() {

@@ -170,7 +170,7 @@ impl Node {
         core.rma.assert_empty();
         core.collectives.assert_empty();
         for peer in core.peers.iter() {
-            assert_eq!((peer.outstanding, peer.deferred), (0, 0));
+            assert_eq!((peer.outstanding, peer.deferred()), (0, 0));
         }
         assert!(!self.engine.is_busy() && !self.engine.has_unsent());
     }
@@ -186,6 +186,7 @@ pub(super) const LIMITS: Limits = Limits {
     alone_min: usize::MAX,
     contexts: 1,
     shares_receives: false,
+    traced: false,
 };
 
 /// Reported with an entry, on context 0.

@@ -141,6 +141,7 @@ fn limits(rng: &mut Rng, weather: &Weather) -> Limits {
         alone_min: usize::MAX,
         contexts: 1,
         shares_receives: false,
+        traced: rng.pick(&[false, false, true]),
     }
 }
 

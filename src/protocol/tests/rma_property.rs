@@ -142,6 +142,7 @@ impl Run {
             alone_min: rng.pick(&[usize::MAX, 0, 100, 2000]),
             contexts: 1,
             shares_receives: false,
+            traced: rng.pick(&[false, false, true]),
         };
         let slots = 2 + rng.below(2);
         let trace = std::env::var_os("UDRV_TEST_TRACE").is_some();

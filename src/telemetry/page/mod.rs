@@ -19,7 +19,7 @@
 //! | 64 | the names of an endpoint's, a peer's and a note's words, in three lines of text that end in a zero byte |
 //!
 //! A record begins with a sequence number, odd while the record changes, and its state ([`State`]). Names that end in
-//! `:N` are texts of N bytes. A reader takes words by their names, so that it reads the pages of other versions too.
+//! `:N` are texts of N bytes, and such with `[N]` are N words: how many times there were of each length (`histogram.rs`). A reader takes words by their names, so that it reads the pages of other versions too.
 //!
 //! Counts are those that the engine and the transports have anyway. They are copied here when so much time has passed
 //! ([`EVERY_NS`]) at a moment when the router reads the clock anyway, with some of the peers, and the endpoint's alone before
@@ -32,9 +32,10 @@ mod notes;
 mod record;
 mod writer;
 
-pub(crate) use record::State;
 #[cfg(test)]
 pub(crate) use record::endpoint_names;
+pub(super) use record::packed as words_of;
+pub(crate) use record::{ENDPOINT_COUNTS, PEER_COUNTS, State};
 pub(crate) use writer::{Slot, note};
 
 /// Label of the memfd.
@@ -42,7 +43,7 @@ pub(crate) const LABEL: &str = "udrv-page";
 /// "udrvpage", as bytes.
 pub(crate) const MAGIC: u64 = u64::from_ne_bytes(*b"udrvpage");
 /// Version of the layout of the words before the names.
-pub(crate) const LAYOUT: u64 = 1;
+pub(crate) const LAYOUT: u64 = 2;
 /// Time between two copies of the counts while an endpoint polls, nanoseconds.
 pub(crate) const EVERY_NS: u64 = 100_000_000;
 /// Endpoints and peers of a process that have records.

@@ -1,6 +1,7 @@
 //! Records of the page, and the words that are in them.
 
 use crate::sys::shared_memory::SharedMemory;
+use crate::telemetry::histogram::CLASSES;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::fence;
 
@@ -26,10 +27,16 @@ pub(super) const REASON: usize = 12;
 pub(super) const ENDPOINT: &str = "sequence state address:64 polls empty_polls sleeps asleep unexpected_bytes unexpected_bytes_peak \
     eager_sent rendezvous_sent unexpected pulled_bytes pushed_bytes fragment_bytes dropped surplus stream_bytes resumed \
     window_bytes windows_lost declined assisted_bytes reached_bytes read_bytes \
+    cache_hits cache_misses late_receivers[12] early_senders[12] progress_gaps[12] \
     packets_sent packets_received retransmitted timeouts duplicates no_room forged stray connected \
     receives_posted sends_pending renewed_ns send_waits_since_ns send_waits_for:64 receive_waits_for:64";
 /// The same of a peer.
-pub(super) const PEER: &str = "sequence state endpoint address:64 transport:32 reason:96 messages_sent messages_received rtt_ns unanswered";
+pub(super) const PEER: &str = "sequence state endpoint address:64 transport:32 reason:96 messages_sent messages_received rtt_ns unanswered rank \
+    unsolicited_sent unsolicited_sent_bytes fragments_sent fragments_sent_bytes \
+    read_sent read_sent_bytes written_sent written_sent_bytes split_sent split_sent_bytes \
+    unsolicited_received unsolicited_received_bytes fragments_received \
+    fragments_received_bytes read_received read_received_bytes written_received written_received_bytes \
+    split_received split_received_bytes";
 /// The same of an error or a warning.
 pub(super) const NOTE: &str = "sequence state cause level times at_unix_ns text:512";
 
@@ -39,11 +46,14 @@ pub(crate) fn endpoint_names() -> impl Iterator<Item = &'static str> {
     ENDPOINT.split_whitespace().skip(3)
 }
 
+/// Words of an endpoint's counts, without the texts behind them.
+pub(crate) const ENDPOINT_COUNTS: usize = 37 + 3 * CLASSES;
+
 /// Words of an endpoint's and of a peer's record: those that their names take. The names are not counted for each report.
-pub(super) const ENDPOINT_WORDS: usize = FIRST + ADDRESS + 35 + 2 * ADDRESS;
+pub(super) const ENDPOINT_WORDS: usize = FIRST + ADDRESS + ENDPOINT_COUNTS + 2 * ADDRESS;
 pub(super) const PEER_WORDS: usize = FIRST + 1 + ADDRESS + TRANSPORT + REASON + PEER_COUNTS;
 /// Counts of a peer, behind its texts.
-pub(super) const PEER_COUNTS: usize = 4;
+pub(crate) const PEER_COUNTS: usize = 5 + 20;
 /// Words of a note, and of the text at its end.
 pub(super) const NOTE_WORDS: usize = FIRST + 4 + CAUSE_TEXT;
 pub(super) const CAUSE_TEXT: usize = 64;
@@ -57,7 +67,12 @@ fn words(names: &str) -> usize {
 /// Words of one name.
 #[cfg(test)]
 fn width(name: &str) -> usize {
-    name.split_once(':').map_or(1, |(_, bytes)| bytes.parse::<usize>().unwrap_or(8).div_ceil(8))
+    let number = |text: &str| text.trim_end_matches(']').parse::<usize>().unwrap_or(1);
+    match (name.split_once(':'), name.split_once('[')) {
+        (Some((_, bytes)), _) => number(bytes).div_ceil(8),
+        (_, Some((_, words))) => number(words),
+        _ => 1,
+    }
 }
 
 /// Writes words of the record at `offset` from number `first` on. Words outside the page are left out.
@@ -85,7 +100,7 @@ pub(super) fn write(
 }
 
 /// A text as so many words, cut or filled with zero bytes; its last byte is zero.
-pub(super) fn packed(text: &str, words: usize) -> impl Iterator<Item = u64> + '_ {
+pub(in crate::telemetry) fn packed(text: &str, words: usize) -> impl Iterator<Item = u64> + '_ {
     let bytes = text.as_bytes();
     (0..words).map(move |word| {
         let byte = |at: usize| {
@@ -115,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_record_has_its_words_from_the_first_on() {
-        assert_eq!(words("sequence state name:16 a b"), 6);
+        assert_eq!(words("sequence state name:16 a b c[3]"), 9);
         assert_eq!((words(ENDPOINT), words(PEER)), (ENDPOINT_WORDS, PEER_WORDS));
         assert_eq!(words(NOTE), NOTE_WORDS);
         let (memory, _fd) = SharedMemory::create(4096, 4096).unwrap();

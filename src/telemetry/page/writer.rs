@@ -25,7 +25,7 @@ const TEXTS: usize = 16;
 const TEXT_WORDS: usize = 8;
 const NAMES: usize = 64;
 /// Bytes of the head, with the names.
-const HEAD: usize = 2048;
+const HEAD: usize = 4096;
 
 /// Which records are taken.
 #[derive(Debug, Default)]
@@ -245,12 +245,17 @@ impl Slot {
 
     /// Copies the endpoint's counts, in the order of the names after the address, and the addresses of the peers that a
     /// send and a receive wait for.
-    pub(crate) fn write(&self, state: State, counts: &[u64], waits_for: [&str; 2]) {
+    pub(crate) fn write(
+        &self,
+        state: State,
+        counts: impl Iterator<Item = u64>,
+        waits_for: [&str; 2],
+    ) {
         if self.page.owner != process::pid() {
             return;
         }
         let texts = waits_for.into_iter().flat_map(|address| packed(address, ADDRESS));
-        let words = counts.iter().copied().chain(texts);
+        let words = counts.chain(texts);
         record::write(&self.page.memory, self.at, state, FIRST + ADDRESS, words);
     }
 
@@ -354,10 +359,11 @@ mod tests {
         assert_eq!(word(0), MAGIC);
         assert_eq!(word(at + 8), State::Open as u64);
         let first = slot.record_of(70).unwrap();
-        slot.write_peer_counts(first, [1, 2, 3, 4]);
+        slot.write_peer_counts(first, std::array::from_fn(|at| at as u64));
         slot.write_peer(first, "b", "t", "r");
         let last = peer_at(first) + 8 * (PEER_WORDS - 1);
-        assert_eq!((word(last), word(last - 8 * 4).to_ne_bytes()[7]), (4, 0));
+        let counts = PEER_COUNTS as u64;
+        assert_eq!((word(last), word(last - 8 * PEER_COUNTS).to_ne_bytes()[7]), (counts - 1, 0));
         assert_eq!(word(peer_at(first) + 8 * (FIRST + 1)).to_ne_bytes()[0], b'b');
         assert_ne!(slot.record_of(3).unwrap(), first);
         assert_eq!(slot.record_of(70).unwrap(), first);
@@ -368,7 +374,7 @@ mod tests {
         assert_eq!(slot.record_of(70).unwrap(), first);
         slot.write_one(1, 6);
         assert_eq!(word(at + 8 * 11), 6);
-        slot.write(State::Closed, &[5], ["", ""]);
+        slot.write(State::Closed, std::iter::once(5), ["", ""]);
         assert_eq!((word(at + 8), word(at + 8 * 10)), (State::Closed as u64, 5));
         drop(slot);
         assert_eq!(word(peer_at(first) + 8), State::Closed as u64);
@@ -382,7 +388,7 @@ mod tests {
         let given = (0..5000).filter_map(|peer| slot.record_of(peer)).count();
         assert_eq!(given, PEERS);
         assert_eq!((page.taken().peers.len(), missed()), (PEERS, 1));
-        assert!(slot.peers.len() <= PEERS && page.memory.len() <= 96 << 10);
+        assert!(slot.peers.len() <= PEERS && page.memory.len() <= 160 << 10);
         slot.close_peer(7);
         assert_eq!(slot.record_of(4000), Some(7), "the record of a peer that has gone");
         let others: Vec<Slot> = (0..1000).filter_map(|_| Slot::of(page, "x")).collect();

@@ -1166,6 +1166,11 @@ impl Transport for Net {
         }
     }
 
+    fn cache_counts(&self) -> (u64, u64) {
+        let counts = self.bulk.as_ref().map(|bulk| bulk.counts()).unwrap_or_default();
+        (counts.cache_hits, counts.cache_misses)
+    }
+
     fn peer_counts(&self, peer: PeerId) -> PeerCounts {
         let inner = self.numbers.inner(peer);
         let known = inner.and_then(|inner| self.core.enter()?.machine.peer_counts(inner));

@@ -8,6 +8,8 @@ use crate::transport::{Address, PeerId};
 
 /// Most peers of one report: its cost has a bound, however many peers there are.
 const PEERS: usize = 8;
+/// Shorter times between two looks at the clock are those of polls that find messages, nanoseconds.
+const GAP_NS: u64 = 16_000;
 
 impl Router {
     /// Reports what was done until now, with the next few peers.
@@ -22,7 +24,7 @@ impl Router {
 
     /// All counts of the transports.
     pub(super) fn all_figures(&mut self, now: u64, oldest: Option<(u64, PeerId)>) -> Figures {
-        let mut packets = PacketCounts::default();
+        let (mut packets, mut cache) = (PacketCounts::default(), (0, 0));
         each_lane!(self.lanes, (lane, t) => {
             let more = t.packet_counts();
             packets.sent += more.sent;
@@ -34,10 +36,23 @@ impl Router {
             packets.forged += more.forged;
             packets.stray += more.stray;
             packets.connected += more.connected;
+            let (hits, misses) = t.cache_counts();
+            cache = (cache.0 + hits, cache.1 + misses);
         });
         let oldest = self.waits_for(now, oldest);
         let ((polls, empty_polls), sleeps) = (self.pace.polls(), self.reported.sleeps);
-        Figures { polls, empty_polls, sleeps, packets, now, oldest, peers: Vec::new() }
+        let gaps = self.reported.gaps;
+        Figures { polls, empty_polls, sleeps, packets, cache, gaps, now, oldest, peers: Vec::new() }
+    }
+
+    /// The clock says `now`. The application may have done something else since it said so last.
+    #[inline]
+    pub(super) fn count_gap(&mut self, now: u64) {
+        let since = std::mem::replace(&mut self.reported.looked_at, now);
+        let gap = now.saturating_sub(since);
+        if gap >= GAP_NS && since > 0 {
+            self.reported.gaps.count(gap);
+        }
     }
 
     /// The peer of the oldest pending send, and since when that was seen to be the oldest.

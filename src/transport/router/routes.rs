@@ -6,6 +6,7 @@ use crate::sys::Errno;
 use crate::sys::clock::Waited;
 use crate::sys::late_set::LateSet;
 use crate::sys::udp::UdpPort;
+use crate::telemetry::histogram::Histogram;
 use crate::transport::peers::PeerTable;
 use crate::transport::{Address, Message, PeerId, SendError};
 use std::collections::VecDeque;
@@ -75,6 +76,10 @@ pub(super) struct Reported {
     pub(super) due: u64,
     /// The oldest pending send, and when it was first reported as that, nanoseconds.
     pub(super) oldest: Option<(u64, u64)>,
+    /// When the router looked at the clock last, nanoseconds; 0: it has slept since.
+    pub(super) looked_at: u64,
+    /// Times between two such looks.
+    pub(super) gaps: Histogram,
 }
 
 impl Router {

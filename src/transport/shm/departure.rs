@@ -31,8 +31,8 @@ impl Shm {
         let Some(link) = link else { return 0 };
         match read_answer(link, &self.epoll) {
             Answer::None => 0,
-            Answer::Welcome => {
-                self.refusals.forget(peer);
+            Answer::Welcome(rank) => {
+                self.on_welcome(peer, rank, peers);
                 0
             }
             Answer::Rejected(reject) => {

@@ -20,7 +20,7 @@ use crate::sys::shared_memory::SharedMemory;
 use crate::sys::spare::{self};
 use crate::sys::unix::{self, Credentials};
 use crate::sys::{Errno, clock, process, user};
-use crate::telemetry::log;
+use crate::telemetry::{log, ranks};
 use crate::transport::address::LocalHost;
 use crate::transport::peers::PeerTable;
 use crate::transport::{Handler, PeerId};
@@ -407,6 +407,7 @@ impl Shm {
             refuse(&greeting.socket, &resources(Errno(libc::ENOBUFS)));
             return (0, None);
         };
+        ranks::learn(&source.0, claim.hello.rank);
         let lack = self.lack(peer, &mut greeting, &claim);
         if let (Segment::Mapped(consumer), None) = (&claim.segment, lack) {
             if !self.prepare(peer, pid, &claim.hello, consumer, peers, handler) {
@@ -453,7 +454,7 @@ impl Shm {
             return unix::send(socket, &resources(errno).encode(), &[]);
         }
         let features = hello::ATOMICS | hello::COLLECTIVES | stays(pid);
-        let welcome = Welcome { nonce: self.nonce, features, hint: (0, 0) };
+        let welcome = Welcome { nonce: self.nonce, features, hint: (0, 0), rank: ranks::own() };
         if let Some((hints, number)) = self.inbound.next_hint() {
             let (file, offset) = hints.address();
             let welcome = Welcome { hint: (offset, number), ..welcome };

@@ -22,7 +22,7 @@ use crate::sys::cma::Range;
 use crate::sys::late_set::LateSet;
 use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{Errno, clock, process, unix};
-use crate::telemetry::log;
+use crate::telemetry::{log, ranks};
 use crate::transport::peers::PeerTable;
 use crate::transport::share::CellTable;
 use crate::transport::shm::config::CmaPolicy;
@@ -141,6 +141,7 @@ impl Shm {
             identity,
             mark: self.settings.mark,
             bell: bell.address(),
+            rank: ranks::own(),
         }
     }
 
@@ -253,6 +254,14 @@ impl Shm {
         None
     }
 
+    /// The peer has accepted our link.
+    pub(super) fn on_welcome(&mut self, peer: PeerId, rank: u32, peers: &PeerTable) {
+        self.refusals.forget(peer);
+        if let Some(address) = peers.address(peer) {
+            ranks::learn(&address.0, rank);
+        }
+    }
+
     /// Compares our link to `peer` with a connect request of process `pid`, whose messages `consumer` receives: do both
     /// belong to the same incarnation of the peer?
     fn compare(
@@ -270,7 +279,7 @@ impl Shm {
             let link = self.outbound.get_mut(peer.index()).and_then(Option::as_deref_mut);
             match link.map_or(Answer::None, |link| read_answer(link, &self.epoll)) {
                 Answer::None => break,
-                Answer::Welcome => self.refusals.forget(peer),
+                Answer::Welcome(rank) => self.on_welcome(peer, rank, peers),
                 Answer::Rejected(reject) => self.on_rejected(peer, &reject, peers, handler),
                 // The peer sent this request before it withdrew, and has never accepted our link.
                 Answer::Closed if self.has_withdrawn(peer, peers) => {
@@ -359,7 +368,8 @@ fn segment() -> Result<(Geometry, SharedMemory, OwnedFd), Errno> {
 /// The receiver's answer to our connect request.
 pub(super) enum Answer {
     None,
-    Welcome,
+    /// With the rank of the receiver's process, and one more.
+    Welcome(u32),
     Rejected(Reject),
     Closed,
 }
@@ -412,7 +422,7 @@ pub(super) fn read_answer(link: &mut Outbound, epoll: &LateSet) -> Answer {
                     socket.iter().for_each(|socket| epoll.remove(socket.as_fd()));
                 }
             }
-            Answer::Welcome
+            Answer::Welcome(welcome.map_or(0, |welcome| welcome.rank))
         }
     }
 }

@@ -39,6 +39,8 @@ pub(super) struct Hello {
     pub(super) mark: u64,
     /// The sender's doorbell.
     pub(super) bell: BellAddress,
+    /// The rank of the sender's process in its job, and one more; 0: none.
+    pub(super) rank: u32,
 }
 
 /// The sender takes part in split copies of its messages when asked (PROTOCOL.md §4.13).
@@ -121,6 +123,8 @@ pub(super) struct Welcome {
     /// Of the receiver's words, if their file travels beside this message: their offset in it, and the number of the
     /// link's bit.
     pub(super) hint: (u32, u32),
+    /// The rank of the receiver's process, as in the connect request.
+    pub(super) rank: u32,
 }
 
 struct Writer {
@@ -181,6 +185,7 @@ impl Hello {
         for word in self.bell.to_words() {
             w.put(&word.to_le_bytes());
         }
+        w.put(&self.rank.to_le_bytes());
         w.bytes
     }
 
@@ -203,6 +208,7 @@ impl Hello {
         let geometry = Geometry { slots, bulk, places };
         let mark = r.u64()?;
         let bell = BellAddress::from_words([r.u64()?, r.u64()?])?;
+        let rank = r.u32()?;
         (geometry.is_sane() && source.port() != 0).then_some(Self {
             version,
             source,
@@ -213,6 +219,7 @@ impl Hello {
             identity,
             mark,
             bell,
+            rank,
         })
     }
 }
@@ -224,7 +231,8 @@ impl Welcome {
             .put(&self.nonce.to_le_bytes())
             .put(&self.features.to_le_bytes())
             .put(&self.hint.0.to_le_bytes())
-            .put(&self.hint.1.to_le_bytes());
+            .put(&self.hint.1.to_le_bytes())
+            .put(&self.rank.to_le_bytes());
         w.bytes
     }
 
@@ -234,7 +242,8 @@ impl Welcome {
             return None;
         }
         let _version = r.u16()?;
-        Some(Self { nonce: r.u64()?, features: r.u32()?, hint: (r.u32()?, r.u32()?) })
+        let (nonce, features, hint) = (r.u64()?, r.u32()?, (r.u32()?, r.u32()?));
+        Some(Self { nonce, features, hint, rank: r.u32()? })
     }
 }
 
@@ -285,6 +294,7 @@ mod tests {
             identity: 0x00ab_cdef,
             mark: 0x99aa_bbcc_ddee_ff00,
             bell: BellAddress::from_words([0x31_3030_3030, 0x0123_4567_89ab_cdef]).unwrap(),
+            rank: 4,
         }
     }
 
@@ -303,7 +313,7 @@ mod tests {
             assert_eq!(Hello::decode(&reject.encode()), None);
         }
         assert_eq!(Reject::decode(&hello().encode()), None);
-        let welcome = Welcome { nonce: 9, features: 2, hint: (4096, 77) };
+        let welcome = Welcome { nonce: 9, features: 2, hint: (4096, 77), rank: 5 };
         assert_eq!(Welcome::decode(&welcome.encode()), Some(welcome));
         assert_eq!(Welcome::decode(&hello().encode()), None);
     }

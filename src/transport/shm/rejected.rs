@@ -28,7 +28,7 @@ impl Shm {
                         lost(link),
                     );
                 }
-                Answer::None | Answer::Welcome | Answer::Closed => {}
+                Answer::None | Answer::Welcome(_) | Answer::Closed => {}
             }
         }
     }

@@ -13,6 +13,13 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const TRIES: u32 = 3;
 /// UDP payloads that are tried: of the smallest packet that every path carries (RFC 8200), of Ethernet, and of jumbo frames.
 const PAYLOADS: [usize; 3] = [1232, 1472, 8972];
+/// Datagrams by which losses are counted, how many of them are on their way at once, and their payload, which is none of
+/// those above.
+const PROBES: usize = 512;
+const AT_ONCE: usize = 32;
+const PROBE_BYTES: usize = 256;
+/// Silence after which the rest of those is lost or late.
+const SILENCE: Duration = Duration::from_millis(200);
 /// Bytes of the echo over TCP.
 const STREAM_BYTES: usize = 1 << 16;
 
@@ -47,9 +54,9 @@ pub(super) fn check_peer(host: &str, port: u16) -> Vec<Finding> {
         Err(error) => return vec![Finding::new("peer", Fail, format!("{host}: {error}"))],
     };
     let mut findings = vec![route(address)];
-    findings.push(by_udp(address).unwrap_or_else(|error| {
-        Finding::new("peer UDP", Fail, format!("{address}: {error}"))
-            .remedy("udrv doctor --listen there; a firewall has to pass UDP between all ports of net.ipv4.ip_local_port_range")
+    findings.extend(by_udp(address).unwrap_or_else(|error| {
+        let finding = Finding::new("peer UDP", Fail, format!("{address}: {error}"));
+        vec![finding.remedy("udrv doctor --listen there; a firewall has to pass UDP between all ports of net.ipv4.ip_local_port_range")]
     }));
     findings.push(by_tcp(address).unwrap_or_else(|error| {
         Finding::new("peer TCP", Warn, format!("{address}: {error}; long messages go by UDP"))
@@ -80,8 +87,8 @@ fn route(to: SocketAddr) -> Finding {
     }
 }
 
-/// Which datagrams come back.
-fn by_udp(to: SocketAddr) -> std::io::Result<Finding> {
+/// Which datagrams come back, and how many do not.
+fn by_udp(to: SocketAddr) -> std::io::Result<Vec<Finding>> {
     let socket = UdpSocket::bind(any_of(to.ip()))?;
     socket.connect(to)?;
     let (mut longest, mut round) = (0, Duration::MAX);
@@ -98,7 +105,45 @@ fn by_udp(to: SocketAddr) -> std::io::Result<Finding> {
         "datagrams of {longest} bytes come back, the fastest after {} us",
         round.as_micros()
     );
-    Ok(Finding::new("peer UDP", Good, says))
+    Ok(vec![Finding::new("peer UDP", Good, says), of_loss(lost(&socket)?)])
+}
+
+fn of_loss(lost: usize) -> Finding {
+    let says = format!("{lost} of {PROBES} datagrams did not come back");
+    if lost == 0 {
+        return Finding::new("peer loss", Good, says);
+    }
+    let percent = 100.0 * lost as f64 / PROBES as f64;
+    Finding::new(
+        "peer loss",
+        Warn,
+        format!("{says} ({percent:.1} %): the way there or back loses packets"),
+    )
+    .remedy("ip -s link and ethtool -S on both nodes; net.core.rmem_max there; cables, switches")
+}
+
+/// How many of some numbered datagrams do not come back.
+fn lost(socket: &UdpSocket) -> std::io::Result<usize> {
+    let (mut back, mut buffer) = ([false; PROBES], [0; PROBE_BYTES + 1]);
+    for first in (0..PROBES).step_by(AT_ONCE) {
+        let batch = first..first + AT_ONCE;
+        for number in batch.clone() {
+            let mut probe = [0; PROBE_BYTES];
+            probe[..2].copy_from_slice(&(number as u16).to_le_bytes());
+            socket.send(&probe)?;
+        }
+        let is_last = batch.end == PROBES;
+        socket.set_read_timeout(Some(if is_last { PATIENCE } else { SILENCE }))?;
+        // Those of earlier batches may be late.
+        while !back.iter().take(batch.end).skip(if is_last { 0 } else { first }).all(|back| *back) {
+            let Ok(len) = socket.recv(&mut buffer) else { break };
+            let number = usize::from(u16::from_le_bytes([buffer[0], buffer[1]]));
+            if let Some(back) = back.get_mut(number).filter(|_| len == PROBE_BYTES) {
+                *back = true;
+            }
+        }
+    }
+    Ok(back.iter().filter(|back| !**back).count())
 }
 
 /// One datagram there and back. Fragments do not count: the socket forbids them.
@@ -188,11 +233,33 @@ mod tests {
         let verdicts = loop {
             let found = check_peer("127.0.0.1", port);
             let verdicts: Vec<_> = found.iter().map(|finding| finding.verdict).collect();
-            if verdicts == [Note, Good, Good] || begun.elapsed() > Duration::from_secs(20) {
+            if verdicts == [Note, Good, Good, Good] || begun.elapsed() > Duration::from_secs(20) {
                 break verdicts;
             }
         };
-        assert_eq!(verdicts, [Note, Good, Good]);
+        assert_eq!(verdicts, [Note, Good, Good, Good]);
+    }
+
+    #[test]
+    fn what_does_not_come_back_is_counted() {
+        let echo = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(echo.local_addr().unwrap()).unwrap();
+        std::thread::spawn(move || {
+            let mut buffer = [0; 1024];
+            while let Ok((len, from)) = echo.recv_from(&mut buffer) {
+                // Every 64th is lost, and every second one comes twice.
+                let copies = if buffer[0] % 64 == 3 { 0 } else { 1 + buffer[0] % 2 };
+                for _ in 0..copies {
+                    let _ = echo.send_to(&buffer[..len], from);
+                }
+            }
+        });
+        // A busy machine loses none of the others: so few fit into a socket's buffer.
+        assert_eq!(lost(&socket).unwrap(), PROBES / 64);
+        let finding = of_loss(8);
+        assert_eq!(finding.verdict, Warn);
+        assert!(finding.says.starts_with("8 of 512 datagrams did not come back (1.6 %)"));
     }
 
     #[test]

@@ -55,6 +55,9 @@ pub(crate) struct BulkCounts {
     pub(crate) exposed: u64,
     /// Memory that could not be registered.
     pub(crate) unregistered: u64,
+    /// Requests for a registration that found one, and those that made one.
+    pub(crate) cache_hits: u64,
+    pub(crate) cache_misses: u64,
     /// RTRs of connections that had ended, and immediates that named no remote buffer.
     pub(crate) stale: u64,
     pub(crate) wrong: u64,
@@ -71,6 +74,8 @@ impl BulkCounts {
 impl std::ops::AddAssign for BulkCounts {
     fn add_assign(&mut self, other: Self) {
         self.connections += other.connections;
+        self.cache_hits += other.cache_hits;
+        self.cache_misses += other.cache_misses;
         self.made += other.made;
         self.evicted += other.evicted;
         self.refused += other.refused;

@@ -16,7 +16,8 @@ use super::sender::{SUSPICION, Sender};
 use super::shared::Shared;
 use super::timers::Entry;
 use crate::sys::Errno;
-use crate::telemetry::log;
+use crate::telemetry::trace::{self, About, Kind};
+use crate::telemetry::{log, ranks};
 use crate::transport::{Address, Departure, Mark, PeerId};
 use coalescer::Coalescer;
 use handshake::{ACCEPT, DOUBT, Handshake, INIT, PROBE, Phase};
@@ -128,6 +129,7 @@ impl Connection {
             address: settings.address,
             dest: handshake.remote.map_or(0, |remote| remote.id),
             dest_port: self.address.port(),
+            rank: u16::try_from(ranks::own()).unwrap_or(0),
             tag: 0,
         }
     }
@@ -205,6 +207,7 @@ impl Connection {
         }
         timeout.attempts = timeout.attempts.saturating_add(1);
         shared.counts.timeouts += 1;
+        self.trace(Kind::Timeout, shared, 0);
         match self.handshake.phase {
             Phase::Greeting => self.handshake.hellos |= INIT,
             Phase::HalfOpen => self.handshake.hellos |= INIT | ACCEPT,
@@ -267,6 +270,11 @@ impl Connection {
             self.report_late(shared);
         }
         None
+    }
+
+    fn trace(&self, kind: Kind, shared: &Shared, packets: usize) {
+        let about = About { port: shared.settings.address.port(), peer: Some(self.address.0) };
+        trace::event(kind, about, 0, packets as u64);
     }
 
     /// The peer has not answered for long, and other than in a refusal the network says nothing of why.

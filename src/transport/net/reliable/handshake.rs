@@ -11,7 +11,7 @@ use super::packet::{
     HELLO_LEN, HELLO_TAG_AT, Hello, HelloKind, REFUSED_KEY, REFUSED_VERSION, VERSION, VERSION_MIN,
 };
 use super::sender::Sender;
-use crate::telemetry::log;
+use crate::telemetry::{log, ranks};
 use crate::transport::address::WIRE_LEN;
 use crate::transport::job_key::same;
 use crate::transport::net::neighbours::Standing;
@@ -54,6 +54,9 @@ impl Reliable {
         }
         if hello.version < VERSION_MIN || hello.version_min > VERSION {
             return self.refuse_version(hello);
+        }
+        if matches!(hello.kind, HelloKind::Init | HelloKind::Accept) {
+            ranks::learn(&hello.address.0, hello.rank.into());
         }
         if hello.kind == HelloKind::Init {
             return self.on_init(now, from, hello, bytes.len(), sink);
@@ -354,6 +357,7 @@ impl Reliable {
             address: settings.address,
             dest: init.connection,
             dest_port: init.address.port(),
+            rank: 0,
             tag: 0,
         }
     }

@@ -114,6 +114,8 @@ pub(crate) struct Hello {
     pub(crate) dest: u32,
     /// The receiver's port.
     pub(crate) dest_port: u16,
+    /// The rank of its sender's process in its job, and one more; 0: none, or one that does not fit.
+    pub(crate) rank: u16,
     pub(crate) tag: u64,
 }
 
@@ -272,6 +274,7 @@ impl Hello {
             address: Address::from_wire(bytes.get(48..72)?)?,
             dest: u32::from_le_bytes(array(bytes, 72)?),
             dest_port: u16::from_le_bytes(array(bytes, 76)?),
+            rank: u16::from_le_bytes(array(bytes, 78)?),
             tag: u64::from_le_bytes(array(bytes, HELLO_TAG_AT)?),
         })
     }
@@ -302,6 +305,7 @@ impl Hello {
         put(&mut b, 48, &self.address.to_wire());
         put(&mut b, 72, &self.dest.to_le_bytes());
         put(&mut b, 76, &self.dest_port.to_le_bytes());
+        put(&mut b, 78, &self.rank.to_le_bytes());
         put(&mut b, HELLO_TAG_AT, &self.tag.to_le_bytes());
         b
     }
@@ -472,6 +476,7 @@ mod tests {
             address: Address::from_text("10.0.0.1:7471").unwrap(),
             dest: 9,
             dest_port: 10,
+            rank: 12,
             tag: 11,
         }
     }

@@ -14,6 +14,13 @@ mod member;
 mod outgoing;
 mod sink;
 mod strangers;
+/// Whether something between the nodes may have refused or dropped a connection.
+fn is_blocked(errno: Errno) -> bool {
+    let blocked =
+        [libc::ETIMEDOUT, libc::ECONNREFUSED, libc::EHOSTUNREACH, libc::ENETUNREACH, libc::EACCES];
+    blocked.contains(&errno.0)
+}
+
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -222,7 +229,15 @@ impl Streams {
 
     #[cold]
     fn fail(&mut self, peer: PeerId, address: &Address, errno: Errno, now: u64) {
-        if self.count_failure(peer, now) == 1 {
+        // A peer that ends refuses one connection.
+        let from = if errno.0 == libc::ECONNREFUSED { 2 } else { 1 };
+        let failures = self.count_failure(peer, now);
+        if failures == from && is_blocked(errno) {
+            log::limited!(
+                node: errno.0,
+                "TCP to {address} does not pass ({errno}): long messages go as datagrams, which is slower. Let the firewalls between the nodes pass TCP to this port (FI_UDRV_PORTS limits it to a range); FI_UDRV_STREAMS=0 says that this is wanted"
+            );
+        } else if failures == 1 {
             log::info(format_args!("no stream to {address}: {errno}; datagrams instead"));
         }
     }

@@ -244,6 +244,7 @@ mod tests {
             address: Address::from_text("10.0.0.1:7471").unwrap(),
             dest: 9,
             dest_port: 10,
+            rank: 0,
             tag: 11,
         }
         .encode()

@@ -9,6 +9,7 @@ use super::super::timers::NEVER;
 use super::Connection;
 use super::handshake::{ACCEPT, DOUBT, INIT, PROBE, Phase, Remote};
 use crate::sys::packets::Buffer;
+use crate::telemetry::trace;
 use crate::transport::Address;
 use crate::transport::net::link::Link;
 use std::io::IoSlice;
@@ -167,6 +168,9 @@ impl Connection {
         turn.shared.counts.data_sent += taken as u64;
         turn.shared.counts.retransmitted += if fresh { 0 } else { taken as u64 };
         turn.sent += taken;
+        if taken > 0 && !fresh {
+            self.trace(trace::Kind::Resent, turn.shared, taken);
+        }
         if taken > 0 {
             self.note_told();
         }

@@ -54,6 +54,7 @@ fn greeting(rng: &mut Rng, from: Slot, to: Slot, nodes: &[Option<Box<Node>>]) ->
         address: address(from),
         dest: rng.below(8) as u32 | 1 << 20,
         dest_port: address(to).port(),
+        rank: 0,
         tag: 0,
     };
     let mut bytes = hello.encode();

@@ -117,6 +117,7 @@ fn hello(rng: &mut Rng, near: Option<&Connection>, slots: Slot) -> Hello {
         address: address(rng.below(u64::from(slots)) as Slot),
         dest: near.map_or(0, |c| if rng.percent(70) { c.id } else { rng.next() as u32 }),
         dest_port: address(0).port(),
+        rank: rng.next() as u16,
         tag: 0,
     }
 }

@@ -311,4 +311,9 @@ impl Device for Port {
     fn registrations(&self) -> Option<String> {
         Some(format!("{:?}", self.memory.statistics()))
     }
+
+    fn cache_counts(&self) -> (u64, u64) {
+        let known = self.memory.statistics();
+        (known.hits, known.misses + known.uncached + known.unsettled)
+    }
 }

@@ -170,6 +170,10 @@ pub(super) trait Device: Send {
     fn sleep(&mut self) -> bool;
     /// The state of the registrations, for the log.
     fn registrations(&self) -> Option<String>;
+    /// Requests for a registration that found one, and those that made one.
+    fn cache_counts(&self) -> (u64, u64) {
+        (0, 0)
+    }
 }
 
 /// This side's end of a connection.
@@ -992,7 +996,10 @@ impl<D: Device> Bulk for Rc<D> {
     }
 
     fn counts(&self) -> BulkCounts {
-        BulkCounts { exposed: self.exposed.made, ..self.counts.with(&self.connections) }
+        let device = self.device.as_ref();
+        let (cache_hits, cache_misses) = device.map_or((0, 0), Device::cache_counts);
+        let counts = self.counts.with(&self.connections);
+        BulkCounts { exposed: self.exposed.made, cache_hits, cache_misses, ..counts }
     }
 
     fn registrations(&self) -> Option<String> {
