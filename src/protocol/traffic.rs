@@ -1,6 +1,7 @@
 //! Long messages that went to and came from each peer, by the scheme that carried them at the end. Those that failed are
 //! left out, and so are eager messages: to count the bytes of each peer's took five instructions more a message.
 
+use crate::sys::numbers::NumberMap;
 use crate::transport::PeerId;
 
 /// How a message went, as users see it; each scheme of `schemes/` is one of these.
@@ -37,26 +38,24 @@ pub(crate) struct Traffic {
     pub(crate) received: Tallies,
 }
 
-/// Long messages of each peer, in one direction. A peer without any costs a word.
+/// Long messages of each peer, in one direction. Only what there was takes memory.
 #[derive(Debug, Default)]
-pub(super) struct LongMessages(Vec<Option<Box<Tallies>>>);
+pub(super) struct LongMessages(NumberMap<u64, Tally>);
+
+fn place(peer: PeerId, way: usize) -> u64 {
+    u64::from(peer.0) << 3 | way as u64
+}
 
 impl LongMessages {
     /// A message of `len` bytes has ended well.
     pub(super) fn count(&mut self, peer: PeerId, carried: Carried, len: usize) {
-        if self.0.len() <= peer.index() {
-            self.0.resize_with(peer.index() + 1, || None);
-        }
-        let Some(slot) = self.0.get_mut(peer.index()) else { return };
-        let tallies = slot.get_or_insert_with(Box::default);
-        if let Some(tally) = tallies.get_mut(carried as usize) {
-            tally.messages += 1;
-            tally.bytes += len as u64;
-        }
+        let tally = self.0.entry(place(peer, carried as usize)).or_default();
+        tally.messages += 1;
+        tally.bytes += len as u64;
     }
 
     pub(super) fn of(&self, peer: PeerId) -> Tallies {
-        self.0.get(peer.index()).and_then(Option::as_deref).copied().unwrap_or_default()
+        std::array::from_fn(|way| self.0.get(&place(peer, way)).copied().unwrap_or_default())
     }
 }
 

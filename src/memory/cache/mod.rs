@@ -257,7 +257,11 @@ impl<R: Registrar> Cache<R> {
         wide: Option<Span>,
         access: Access,
     ) -> Result<Lease<R>, Refusal> {
-        let generous = access.union(self.shared.generous);
+        // A device that pages on demand finds out at the transfer only that memory is read-only.
+        let generous = match self.shared.registrar.follows() {
+            true => access,
+            false => access.union(self.shared.generous),
+        };
         if let Some(wide) = wide {
             let register = || self.register_once(wide, generous);
             if let Some((Ok(entry), true)) = self.keep(wide, register) {

@@ -19,6 +19,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 const PATIENCE_NS: u64 = 5_000_000_000;
 /// How often the thread looks at connections without a question, nanoseconds.
 const LOOK_NS: u64 = 1_000_000;
+/// Time to the next look at the door when no descriptor is left for a guest, nanoseconds.
+const SHORT_NS: u64 = 10_000_000;
 /// Most of those.
 const GUESTS_MAX: usize = 64;
 
@@ -71,15 +73,24 @@ impl Door {
 
 impl Task for Porter {
     fn turn(&mut self) -> Rest {
+        let mut short = false;
         while self.guests.len() < GUESTS_MAX {
-            let Ok(Some(guest)) = unix::accept(self.listener.as_fd()) else { break };
+            let guest = match unix::accept(self.listener.as_fd()) {
+                Ok(Some(guest)) => guest,
+                Ok(None) => break,
+                Err(_) => {
+                    short = true;
+                    break;
+                }
+            };
             if unix::credentials(guest.as_fd()).is_ok_and(|who| user::is_ours(&who)) {
                 self.guests.push((guest, clock::now_ns() + PATIENCE_NS));
             }
         }
         self.guests.retain(|(guest, until)| !answer(guest, *until));
-        let until = (!self.guests.is_empty()).then(|| clock::now_ns() + LOOK_NS);
-        Rest { until, watches: self.guests.len() < GUESTS_MAX }
+        let pause = if short { SHORT_NS } else { LOOK_NS };
+        let until = (short || !self.guests.is_empty()).then(|| clock::now_ns() + pause);
+        Rest { until, watches: !short && self.guests.len() < GUESTS_MAX }
     }
 }
 

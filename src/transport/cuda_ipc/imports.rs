@@ -99,8 +99,11 @@ impl Imports<Import> {
         self.asked.retain(|(other, asked)| *other == name || !asked.is_over());
         let Some(at) = self.asked.iter().position(|(other, _)| *other == name) else {
             let (place, tag) = name;
-            let asked = Asked::new(place.pid(), record.door, place.number(), tag);
-            self.asked.push((name, asked.map_err(Refusal::Record)?));
+            match Asked::new(place.pid(), record.door, place.number(), tag) {
+                Ok(asked) => self.asked.push((name, asked)),
+                Err(errno) if errno.is_shortage() || errno.is_would_block() => {}
+                Err(errno) => return Err(Refusal::Record(errno)),
+            }
             return Err(Refusal::NotYet);
         };
         let answer = self.asked.get(at).map_or(Answer::Lost, |(_, asked)| asked.answer());
@@ -111,7 +114,8 @@ impl Imports<Import> {
             Answer::NotYet => Err(Refusal::NotYet),
             Answer::Descriptor(fd) => Ok(fd),
             Answer::Refused(failure) => Err(Refusal::Driver(failure)),
-            Answer::Lost => Err(Refusal::Record(Errno(libc::ESRCH))),
+            // The owner may only have been stopped for long.
+            Answer::Lost => Err(Refusal::Record(Errno(libc::ESTALE))),
         }
     }
 }

@@ -1263,7 +1263,7 @@ fn beside_turn(
     }
     while let Some((address, rail)) = core.link.take_found() {
         if let (Some(bulk), Some(inner)) = (&mut *bulk, core.peers.find(&address)) {
-            bulk.on_rail(inner, rail, &mut |rail| core.link.bulk_at(rail));
+            bulk.on_rail(inner, rail, &mut |rail| core.link.bulk_at(rail), (now, above));
         }
     }
     let Some(bulk) = bulk else { return n };

@@ -23,6 +23,10 @@ impl Shm {
                 return false;
             }
             if ready.is_none() && refused.is_ready(now) {
+                // A sender that has taken its messages back closes the connection next.
+                if refused.segment.has_moved() {
+                    return false;
+                }
                 ready = Some(refused.peer);
             }
             if matches!(refused.segment, Segment::Unmapped(_)) {

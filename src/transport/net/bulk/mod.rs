@@ -149,15 +149,16 @@ pub(crate) trait Bulk: fmt::Debug + Send {
     /// Whether `lane` would answer `Ready`. Does not start anything.
     fn is_ready(&self, peer: PeerId) -> bool;
 
-    /// `peer` is reached at port number `rail` of the endpoint, from 0 on: new connections with it are made there. `open`
-    /// gives the bulk path of a port that has none yet.
+    /// `peer` is reached at port number `rail` of the endpoint, from 0 on: connections with it are made there, and those at
+    /// other ports end. `open` gives the bulk path of a port that has none yet.
     fn on_rail(
         &mut self,
         peer: PeerId,
         rail: usize,
         open: &mut dyn FnMut(usize) -> Option<Box<dyn Bulk>>,
+        (now, sink): (u64, &mut dyn BulkSink),
     ) {
-        let _ = (peer, rail, open); // a path with one port has no other
+        let _ = (peer, rail, open, now, sink); // a path with one port has no other
     }
 
     /// Ends the connection to `peer` with its remote buffers, and tells the peer; the layer above is told of those that

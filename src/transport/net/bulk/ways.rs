@@ -188,6 +188,7 @@ impl Bulk for Ways {
         peer: PeerId,
         rail: usize,
         open: &mut dyn FnMut(usize) -> Option<Box<dyn Bulk>>,
+        (now, sink): (u64, &mut dyn BulkSink),
     ) {
         while self.rails.len() < rail {
             let Some(new) = open(self.rails.len() + 1) else { break };
@@ -195,6 +196,15 @@ impl Bulk for Ways {
                 break;
             }
             self.rails.push(new);
+        }
+        if self.at.get(&peer).copied().unwrap_or(0) == rail {
+            return;
+        }
+        // Keys and messages of the connection there would be taken for those of one here.
+        if let Some(old) = self.rc_of(peer).filter(|old| old.is_ready(peer)) {
+            old.leave(peer, now, sink);
+            self.rv.iter_mut().for_each(|rv| rv.leave(peer, now, sink));
+            sink.on_lost(peer);
         }
         match rail {
             0 => self.at.remove(&peer),
@@ -229,11 +239,11 @@ impl Bulk for Ways {
     }
 
     fn renew(&mut self, now: u64, sink: &mut dyn BulkSink) {
-        let Self { rv, rc, .. } = self;
+        let Self { rv, rc, rails, .. } = self;
         if let Some(rv) = rv {
             rv.renew(now, &mut Guard { other: rc, now, sink });
         }
-        if let Some(rc) = rc {
+        for rc in rc.iter_mut().chain(rails) {
             rc.renew(now, &mut Guard { other: rv, now, sink });
         }
     }

@@ -228,7 +228,7 @@ impl HybridLink {
     /// How often the device's part moved to another port; the bulk path must follow.
     #[inline]
     pub(crate) fn moves(&self) -> u64 {
-        self.rdma.as_ref().map_or(0, |rdma| rdma.port.moves)
+        self.rdma.as_ref().map_or(0, |rdma| rdma.ports().map(|port| port.port.moves).sum())
     }
 
     /// A peer that is reached at the port of this number now: connections with it are to be made there.

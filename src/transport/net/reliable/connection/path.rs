@@ -66,6 +66,8 @@ pub(crate) struct Path {
     question: Question,
     /// The path was found to drop long packets: the link must be told that such packets are to be fragmented.
     pub(super) cut: bool,
+    /// That was said before: packets that are too long are fragmented.
+    fragments: bool,
 }
 
 /// The oldest packet of a connection that is not acknowledged.
@@ -89,6 +91,7 @@ impl Path {
             search: Search::Rests { until: 0 },
             question: Question::None,
             cut: false,
+            fragments: false,
         }
     }
 
@@ -206,8 +209,11 @@ impl Path {
 
     /// Length of the first unacknowledged packet, if the path may be the reason.
     fn suspect(&self, front: Front) -> Option<usize> {
-        let untested = usize::from(self.carried) > DATAGRAM_START;
-        front.sent.filter(|len| *len > DATAGRAM_START && untested)
+        let carried = usize::from(self.carried);
+        // Packets for a path that is not probed may be longer than this one is known to carry.
+        let longer = |len| self.direct_limit > 0 && !self.fragments && len > carried;
+        let untested = |len| carried > DATAGRAM_START || longer(len);
+        front.sent.filter(|len| *len > DATAGRAM_START && untested(*len))
     }
 
     /// A retransmission timeout: sends an INIT again, if the path is suspect.
@@ -247,7 +253,8 @@ impl Path {
             Question::Short { base } if base == front.base && !long && suspect => {
                 self.carry_at_most(0, hellos);
                 let Self { carried, limit, direct_limit, .. } = *self;
-                *self = Self { limit, direct_limit, cut: true, ..Self::new(carried.into()) };
+                let known = Self::new(carried.into());
+                *self = Self { limit, direct_limit, cut: true, fragments: true, ..known };
             }
             Question::Long { .. } if long => self.question = Question::None,
             Question::Long { .. } => {}
