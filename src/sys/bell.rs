@@ -4,7 +4,7 @@
 //! The name of the socket is no secret: every process of the network namespace finds it in /proc/net/unix. So the
 //! kernel checks each datagram before it is queued (`SO_ATTACH_FILTER`): a ring begins with a random number that only
 //! peers know, and everything else is dropped. Other users can neither wake the endpoint nor fill the queue. A ring that
-//! tells of an end is a byte longer: whoever wakes for a message need not look which of its peers have closed.
+//! tells of an end is a byte longer: a thread that wakes for a message need not look which peers have closed.
 
 use super::cancel::Shield;
 use super::errno::{Errno, Result, check, check_len};

@@ -133,7 +133,7 @@ impl SharedMemory {
         let reserved = if sized.is_ok() { reserved } else { len };
         let reserved = libc::off_t::try_from(reserved).map_err(|_| Errno(libc::EINVAL))?;
         if reserved != 0 {
-            reserve(|| {
+            uninterrupted(|| {
                 // SAFETY: an owned descriptor.
                 Errno(unsafe { libc::posix_fallocate(fd.as_raw_fd(), 0, reserved) })
             })?;
@@ -280,9 +280,9 @@ impl AsFdRef for OwnedFd {
     }
 }
 
-/// Reserves by `fallocate`, which older kernels begin anew whenever a signal is pending. Errors: its own; EAGAIN after
+/// Repeats `fallocate`, which older kernels end with EINTR whenever a signal is pending. Errors: its own; EAGAIN after
 /// [`SIGNALS`] signals.
-fn reserve(mut fallocate: impl FnMut() -> Errno) -> Result<()> {
+fn uninterrupted(mut fallocate: impl FnMut() -> Errno) -> Result<()> {
     for _ in 0..SIGNALS {
         match fallocate() {
             Errno(0) => return Ok(()),
@@ -304,7 +304,7 @@ mod tests {
     fn a_signal_does_not_end_a_reservation() {
         let after = |signals: usize, last: i32| {
             let mut n = 0;
-            reserve(|| {
+            uninterrupted(|| {
                 n += 1;
                 Errno(if n > signals { last } else { libc::EINTR })
             })

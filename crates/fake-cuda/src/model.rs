@@ -295,7 +295,7 @@ impl Model {
     }
 
     /// One end of a copy of `len` bytes, and how many of them are there: all in one allocation, or in memory that CUDA
-    /// does not know. What is mapped may be continued by its neighbour.
+    /// does not know. A mapping may be continued by its neighbour.
     fn end(&self, addr: usize, len: usize) -> Answer<(End, usize)> {
         let of = self.find(addr).cloned();
         let room = match &of {

@@ -155,7 +155,7 @@ impl Model {
         self.shared.pools.get(&handle).ok_or(INVALID_VALUE)
     }
 
-    /// What was allocated from it stays.
+    /// Allocations from it stay.
     pub(crate) fn destroy_pool(&mut self, handle: usize) -> Answer {
         self.shared.pools.remove(&handle).map(|_| ()).ok_or(INVALID_VALUE)
     }

@@ -109,7 +109,7 @@ fn events(bytes: &[u8]) -> Vec<Event> {
     all
 }
 
-/// What has begun and not ended: endpoint, number and peer of a message, and whether it is a send.
+/// A message that has begun and not ended: whether it is a send, its endpoint, its number and its peer.
 type Key = (bool, u16, u64, Option<(Ipv6Addr, u16)>);
 
 struct Timeline<'a> {

@@ -625,7 +625,7 @@ pub(super) fn error_number(error: OpError) -> i32 {
 
 impl Endpoint {
     /// Before the return of a call that used the engine: an operation that is already complete may have raised a
-    /// counter, and one that is not may have left work to whoever polls.
+    /// counter, and one that is not may have left work for the next poll.
     pub(super) fn end_call(&self, guard: &Guard<'_>) {
         self.domain.triggers.run_due(guard);
         self.rouse(guard);

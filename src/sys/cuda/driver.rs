@@ -286,7 +286,7 @@ impl Cuda {
         })
     }
 
-    /// What is started on the lane from now on begins when all that was started on `before` has ended.
+    /// Copies started on the lane from now on begin when all those started on `before` have ended.
     pub(crate) fn follow(&self, lane: &Lane, before: &Lane) -> Result<(), Failure> {
         self.within(lane.context, || {
             // SAFETY: a stream and an event of this provider.

@@ -29,7 +29,7 @@ pub(crate) enum Kind {
     Pool,
 }
 
-/// What is given for one.
+/// A part of an allocation, as its owner publishes it for an import.
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) kind: Kind,
@@ -157,7 +157,7 @@ impl Cuda {
         let (mut kept, mut at) = (0, 0);
         // SAFETY: a descriptor of this process, which the driver checks; a local.
         done(unsafe { (sharing.import)(&mut kept, fd, POSIX_FD) })?;
-        // SAFETY: new addresses, which are given back if nothing is mapped there. What is mapped needs its handle no more.
+        // SAFETY: new addresses, which are given back if nothing is mapped there. A mapping needs its handle no more.
         unsafe {
             let reserved = done((sharing.reserve)(&mut at, len, 0, 0, 0));
             let mapped = reserved.and_then(|()| done((sharing.map)(at, len, 0, kept, 0)));
@@ -189,7 +189,7 @@ impl Cuda {
         }
     }
 
-    /// Closes it again. All copies from it have ended. What is freed in the order of a stream is freed on that of the lane.
+    /// Closes it again. All copies from it have ended. Memory that is freed in the order of a stream is freed on that of the lane.
     pub(crate) fn close(&self, import: &Import, lane: Option<&Lane>) -> Result<(), Failure> {
         let Import { kind, context, start, len } = *import;
         let stream = lane.map_or(std::ptr::null_mut(), |lane| handle(lane.stream));

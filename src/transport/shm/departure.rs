@@ -274,13 +274,12 @@ impl Shm {
         let turn = self.watches.turn(self.outbound.iter().flatten().count() + self.inbound.len());
         let mut turn = (0..).map(|at| turn.contains(&at));
         let mut asks = OWED_MAX;
-        let mut due = |peer| {
-            if turn.next().unwrap_or(true) {
-                return true;
-            }
-            asks = asks.saturating_sub(1);
-            asks > 0 && owed(peer)
+        let mut ask = |peer| {
+            let may = asks > 0;
+            asks -= usize::from(may);
+            may && owed(peer)
         };
+        let mut due = |peer| turn.next().unwrap_or(true) || ask(peer);
         let mut ended = Vec::new();
         let mut heard = vec![false; self.outbound.len()];
         for link in self.inbound.iter() {

@@ -1,4 +1,5 @@
-//! What becomes of links that were refused for want of descriptors or memory, here and by peers (`refused`).
+//! Links that were refused for want of descriptors or memory (`refused`): those refused here are read or forgotten, and
+//! messages in those that peers refused are taken back.
 
 use super::refused::{LOOK_NS, Segment, Unmapped};
 use super::ring::{Consumer, Popped};

@@ -1,4 +1,5 @@
-//! What is done with a link that its peer has refused for a lasting reason (`refusals`).
+//! Links that their peers have refused for a lasting reason (`refusals`): their messages are counted as lost, and that is
+//! logged.
 
 use super::handshake::{Answer, read_answer};
 use super::hello::{Reject, RejectReason};

@@ -1,4 +1,4 @@
-//! The state of the shared-memory transport of an endpoint. What is done with it stands beside what it concerns.
+//! The state of the shared-memory transport of an endpoint. The operations on it are in the files of their subjects.
 
 use super::budget::Budget;
 use super::config::CmaPolicy;

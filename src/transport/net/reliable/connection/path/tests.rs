@@ -202,7 +202,7 @@ fn packets_have_the_length_of_a_path_that_needs_no_probe_while_it_is_open() {
         assert_eq!((bench.packet_max(), most.get()), (longest, longest), "{open} bytes");
     }
     assert_eq!(bench.probes, [LONG], "not while the other path is open");
-    // What was packed for one path goes over another as it is.
+    // A packet made for one path goes over another as it is.
     bench.b.got.0.clear();
     bench.send(DIRECT / 2);
     bench.a.wire.direct = 0;
