@@ -10,7 +10,6 @@ mod config;
 #[allow(unsafe_code)] // calls libFuzzer
 mod fuzzing;
 mod memory;
-mod numbered;
 mod ofi;
 #[cfg(test)]
 mod patience;

@@ -48,7 +48,7 @@ pub(crate) use traffic::Tally;
 pub(crate) use traffic::Traffic;
 
 use crate::memory::keys::{Denied, Granted, Region, Right};
-use crate::numbered::numbered;
+use crate::sys::numbered::numbered;
 use crate::telemetry::trace::Kind;
 use crate::transport::{Address, Figures, PeerId, SendError};
 

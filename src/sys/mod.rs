@@ -23,6 +23,7 @@ pub(crate) mod hub;
 pub(crate) mod late_set;
 pub(crate) mod mappings;
 pub(crate) mod net;
+pub(crate) mod numbered;
 pub(crate) mod numbers;
 pub(crate) mod order;
 pub(crate) mod output;

@@ -1,6 +1,6 @@
 //! The operations and the types of elements, numbered as in libfabric and on the wire.
 
-use crate::numbered::numbered;
+use crate::sys::numbered::numbered;
 
 numbered! {
     /// An operation on an element. The numbers are those of fi_atomic(3) and of PROTOCOL.md §4.16.

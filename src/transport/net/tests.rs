@@ -193,16 +193,23 @@ fn whoever_writes_for_long_is_not_elsewhere() {
     }
 }
 
-#[test]
-fn nothing_is_sent_to_a_new_incarnation_before_the_departure_of_the_old_one_is_told() {
-    let (mut a, mut b) = (End::open(), End::open());
-    let there = a.meet(&b);
+/// `a` sends the first message to `b`, which acknowledges it.
+#[track_caller]
+fn acquaint(a: &mut End, b: &mut End) -> PeerId {
+    let there = a.meet(b);
     assert!(a.send(there, 1, 100));
     assert!(within(20, || {
         a.poll();
         b.poll();
         b.got.messages.len() == 1 && a.net.unacknowledged() == 0
     }));
+    there
+}
+
+#[test]
+fn nothing_is_sent_to_a_new_incarnation_before_the_departure_of_the_old_one_is_told() {
+    let (mut a, mut b) = (End::open(), End::open());
+    let there = acquaint(&mut a, &mut b);
     // The background thread of `a` hears that `b` closes, and is met by the next endpoint at its port.
     let port = b.net.me.port();
     drop(b);
@@ -236,13 +243,7 @@ fn nothing_is_sent_to_a_new_incarnation_before_the_departure_of_the_old_one_is_t
 #[test]
 fn a_dead_peer_is_noticed_by_an_application_that_polls_with_pauses() {
     let (mut a, mut b) = (End::open_with(0, 2), End::open());
-    let there = a.meet(&b);
-    assert!(a.send(there, 1, 100));
-    assert!(within(20, || {
-        a.poll();
-        b.poll();
-        b.got.messages.len() == 1 && a.net.unacknowledged() == 0
-    }));
+    acquaint(&mut a, &mut b);
     // Neither `b` nor its thread answers from now on.
     let dead = b.net.core.enter().unwrap();
     a.got.waits = true;
