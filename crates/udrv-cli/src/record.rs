@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::fs;
-use std::path::PathBuf;
+use std::io::Write;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -40,12 +42,15 @@ impl Record {
         let [program, arguments @ ..] = self.command.as_slice() else {
             return Err("no program".to_owned());
         };
+        // A job that has run for hours must not end with a file that cannot be made.
+        let output = self.output.as_deref().map(open).transpose()?;
         take_orphans();
-        raise_the_limit_of_files();
         pass_signals_on();
         let started = Command::new(program).args(arguments).spawn();
         let child = started.map_err(|error| format!("{}: {error}", program.to_string_lossy()))?;
         let child = child.id() as i32;
+        // The command has the limit that this process was started with.
+        raise_the_limit_of_files();
         COMMAND.store(child, Relaxed);
         let early = EARLY.swap(0, Relaxed);
         if early != 0 {
@@ -63,29 +68,47 @@ impl Record {
         };
         let mut pages: Vec<Value> = held.into_values().filter_map(|held| last(&held)).collect();
         pages.sort_by_key(|page| (page["rank"].as_u64(), page["pid"].as_u64()));
-        self.tell(pages)?;
+        tell(output, pages);
         Ok(ExitCode::from(status))
     }
+}
 
-    fn tell(&self, pages: Vec<Value>) -> Result<(), String> {
-        match &self.output {
-            Some(file) => {
-                let file = named(&file.to_string_lossy());
-                fs::write(&file, format!("{:#}\n", Value::from(pages)))
-                    .map_err(|error| format!("{file}: {error}"))
-            }
-            None => {
-                pages.iter().for_each(|page| eprint!("{}", stat::table(page)));
-                Ok(())
-            }
-        }
+/// The file of this name, after [`named`], whose contents stay until [`tell`].
+fn open(name: &Path) -> Result<(PathBuf, fs::File), String> {
+    let name = named(name);
+    let file = fs::OpenOptions::new().write(true).create(true).truncate(false).open(&name);
+    let file = file.map_err(|error| format!("{}: {error}", name.display()))?;
+    Ok((name, file))
+}
+
+/// Writes the pages into the file; where there is none, or it takes them not, as a table to the standard error stream.
+fn tell(output: Option<(PathBuf, fs::File)>, pages: Vec<Value>) {
+    let show = |pages: &[Value]| pages.iter().for_each(|page| eprint!("{}", stat::table(page)));
+    let Some((name, mut file)) = output else { return show(&pages) };
+    let pages = Value::from(pages);
+    // Of a pipe or a device, there is nothing to shorten.
+    let _ = file.set_len(0);
+    if let Err(error) = writeln!(file, "{pages:#}") {
+        eprintln!("udrv: {}: {error}; the counts are:", name.display());
+        show(pages.as_array().map(Vec::as_slice).unwrap_or_default());
     }
 }
 
 /// The name of a file, with the host for `%h` and the number of this process for `%p`.
-fn named(file: &str) -> String {
+fn named(file: &Path) -> PathBuf {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    file.replace("%h", host.trim()).replace("%p", &std::process::id().to_string())
+    let pid = std::process::id().to_string();
+    let (mut name, mut rest) = (Vec::new(), file.as_os_str().as_bytes());
+    while let [first, after @ ..] = rest {
+        let (put, after) = match rest {
+            [b'%', b'h', after @ ..] => (host.trim().as_bytes(), after),
+            [b'%', b'p', after @ ..] => (pid.as_bytes(), after),
+            _ => (std::slice::from_ref(first), after),
+        };
+        name.extend_from_slice(put);
+        rest = after;
+    }
+    OsString::from_vec(name).into()
 }
 
 /// Takes hold of the pages of processes that have one now.
@@ -160,7 +183,8 @@ fn raise_the_limit_of_files() {
     }
 }
 
-/// The signals by which people and schedulers end a command end that command, and what it did is still told.
+/// The signals by which people and schedulers end a command end that command, and what it did is still told. A signal
+/// that this process was started to ignore, as nohup(1) does, stays ignored: the command inherits that (execve(2)).
 fn pass_signals_on() {
     extern "C" fn pass_on(signal: libc::c_int) {
         let command = COMMAND.load(Relaxed);
@@ -177,8 +201,15 @@ fn pass_signals_on() {
     }
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2] {
         let handler: extern "C" fn(libc::c_int) = pass_on;
-        // SAFETY: a handler that does only what handlers may; the program that is executed has the default again.
-        unsafe { libc::signal(signal, handler as libc::sighandler_t) };
+        // SAFETY: a structure of numbers, which the call fills; then a handler that does only what handlers may. The
+        // program that is executed has the default again.
+        unsafe {
+            let mut before: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(signal, std::ptr::null(), &mut before);
+            if before.sa_sigaction != libc::SIG_IGN {
+                libc::signal(signal, handler as libc::sighandler_t);
+            }
+        }
     }
 }
 
@@ -188,9 +219,11 @@ mod tests {
 
     #[test]
     fn a_file_may_be_of_each_host_and_process() {
-        let name = named("/x/%h.%p");
+        let of = |name: &[u8]| named(Path::new(std::ffi::OsStr::from_bytes(name)));
+        let name = of(b"/x/%h.%p").into_os_string().into_string().unwrap();
         assert!(name.ends_with(&format!(".{}", std::process::id())) && name.len() > 6, "{name}");
-        assert_eq!(named("/x/100%"), "/x/100%");
+        assert_eq!(of(b"/x/100%"), Path::new("/x/100%"));
+        assert_eq!(of(b"/x/\xff").as_os_str().as_bytes(), b"/x/\xff");
     }
 
     #[test]
