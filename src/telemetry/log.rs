@@ -42,7 +42,7 @@ fn write(level: Level, cause: Option<Cause>, line: fmt::Arguments<'_>) {
     }
     let text = ranks::named(line.to_string());
     if let Some(cause) = cause {
-        page::note(level, cause.key(), &text);
+        page::note(level, cause, &text);
     }
     if let Some(sink) = sink {
         let held = cause.and_then(Cause::counted).unwrap_or(0);

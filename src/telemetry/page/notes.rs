@@ -3,6 +3,7 @@
 
 use super::record::{CAUSE_TEXT, packed};
 use crate::sys::process;
+use crate::telemetry::cause::Cause;
 use crate::telemetry::level::Level;
 use crate::telemetry::soon;
 use std::sync::Mutex;
@@ -23,6 +24,12 @@ pub(super) struct Note {
 }
 
 impl Note {
+    /// A line about `cause`, which also stands for the events that were held back before it.
+    fn new(level: Level, cause: Cause, at_unix_ns: u64, text: &str) -> Self {
+        let times = cause.counted().unwrap_or(0) + 1;
+        Self { cause: cause.key(), level, times, at_unix_ns, text: text.to_owned() }
+    }
+
     /// The words of its record, in the order of their names.
     pub(super) fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let numbers = [self.cause, self.level as u64, self.times, self.at_unix_ns];
@@ -41,15 +48,9 @@ struct Notes {
 static NOTES_HERE: Mutex<Notes> = Mutex::new(Notes::new());
 
 /// Keeps a line of the log; returns the number of its note. `None`: there are too many already.
-pub(super) fn keep(level: Level, cause: u64, text: &str) -> Option<usize> {
+pub(super) fn keep(level: Level, cause: Cause, text: &str) -> Option<usize> {
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let new = Note {
-        cause,
-        level,
-        times: 1,
-        at_unix_ns: since_1970.as_nanos() as u64,
-        text: text.to_owned(),
-    };
+    let new = Note::new(level, cause, since_1970.as_nanos() as u64, text);
     soon::lock(&NOTES_HERE)?.keep(process::pid(), new)
 }
 
@@ -73,7 +74,7 @@ impl Notes {
         }
         if let Some(known) = self.notes.iter().position(|note| note.cause == new.cause) {
             let note = self.notes.get_mut(known)?;
-            *note = Note { times: note.times + 1, ..new };
+            *note = Note { times: note.times + new.times, ..new };
             return Some(known);
         }
         if self.notes.len() >= NOTES {
@@ -88,8 +89,8 @@ impl Notes {
 mod tests {
     use super::*;
 
-    fn said(cause: u64, text: &str) -> Note {
-        Note { cause, level: Level::Warn, times: 1, at_unix_ns: 9, text: text.to_owned() }
+    fn said(number: u64, text: &str) -> Note {
+        Note::new(Level::Warn, Cause::here(number), 9, text)
     }
 
     #[test]
@@ -102,7 +103,18 @@ mod tests {
             notes.notes.iter().map(|note| (note.times, note.text.as_str())).collect();
         assert_eq!(found, [(2, "second"), (1, "another")]);
         let words: Vec<u64> = notes.notes[0].words().collect();
-        assert_eq!((&words[..4], words.len()), (&[77, 1, 2, 9][..], 4 + CAUSE_TEXT));
+        let key = said(77, "").cause;
+        assert_eq!((&words[..4], words.len()), (&[key, 1, 2, 9][..], 4 + CAUSE_TEXT));
+    }
+
+    #[test]
+    fn events_without_a_line_are_counted() {
+        let mut notes = Notes::new();
+        let cause = Cause::here(77);
+        for cause in [cause.counted_as(0), cause.counted_as(4), cause] {
+            notes.keep(5, Note::new(Level::Warn, cause, 9, "x"));
+        }
+        assert_eq!(notes.notes[0].times, 7);
     }
 
     #[test]

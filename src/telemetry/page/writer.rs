@@ -10,6 +10,7 @@ use super::{ENDPOINTS, LABEL, LAYOUT, MAGIC, NO_RANK, PEERS};
 use crate::sys::cancel::Shield;
 use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{output, process};
+use crate::telemetry::cause::Cause;
 use crate::telemetry::identity::{COMMIT, VERSION};
 use crate::telemetry::launcher::Launcher;
 use crate::telemetry::level::Level;
@@ -179,7 +180,7 @@ impl Page {
 static PAGE: Mutex<(i32, Option<&'static Page>)> = Mutex::new((0, None));
 
 /// Keeps a line of the log. `cause`: the same for lines about the same thing, in all processes of one build.
-pub(crate) fn note(level: Level, cause: u64, text: &str) {
+pub(crate) fn note(level: Level, cause: Cause, text: &str) {
     let Some(kept) = notes::keep(level, cause, text) else { return };
     // The page may have been made meanwhile, with this note or without it.
     let Some(page) = made() else { return };
