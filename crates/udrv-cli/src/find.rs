@@ -19,10 +19,29 @@ pub(crate) fn provider_folder() -> Option<PathBuf> {
     folders.find(holds).or_else(|| libfabrics_folder().filter(holds))
 }
 
-/// The folders that exist of a value of FI_PROVIDER_PATH, as absolute paths.
+/// The folders that exist of a value of FI_PROVIDER_PATH, as absolute paths; that of the provider where an entry is `+`
+/// and its full path (fi_provider(7)).
 pub(crate) fn folders_of(path: &str) -> Vec<PathBuf> {
-    let entries = path.trim_start_matches('@').split(':').filter(|entry| !entry.is_empty());
-    entries.filter_map(|entry| Path::new(entry).canonicalize().ok()).collect()
+    let folder = |entry| match preferred(entry) {
+        Some(file) if file.ends_with(PROVIDER) && file.is_file() => file.parent(),
+        Some(_) => None,
+        None => Some(Path::new(entry)),
+    };
+    entries(path).filter_map(|entry| folder(entry)?.canonicalize().ok()).collect()
+}
+
+/// Whether libfabric looks into its own folder although FI_PROVIDER_PATH has this value, and it is not said to have the
+/// provider elsewhere: it then has nothing but other providers that are preferred.
+pub(crate) fn leaves_the_usual_folder(path: &str) -> bool {
+    entries(path).all(|entry| preferred(entry).is_some_and(|file| !file.ends_with(PROVIDER)))
+}
+
+fn entries(path: &str) -> impl Iterator<Item = &str> {
+    path.strip_prefix('@').unwrap_or(path).split(':').filter(|entry| !entry.is_empty())
+}
+
+fn preferred(entry: &str) -> Option<&Path> {
+    entry.strip_prefix('+').map(Path::new)
 }
 
 /// The folder from which the loader's libfabric takes providers if FI_PROVIDER_PATH is not set: what it says itself.
@@ -80,5 +99,24 @@ mod tests {
         assert_eq!(folders_of("@"), Vec::<PathBuf>::new());
         let here = env::current_dir().unwrap().canonicalize().unwrap();
         assert_eq!(folders_of("@:/nowhere:.::/proc/../"), [here, PathBuf::from("/")]);
+    }
+
+    #[test]
+    fn a_preferred_provider_is_in_its_folder() {
+        let folder = env::temp_dir().join(format!("udrv-cli-find-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let folder = folder.canonicalize().unwrap();
+        std::fs::write(folder.join(PROVIDER), "").unwrap();
+        std::fs::write(folder.join("libtcp-fi.so"), "").unwrap();
+        let of = |path: &str| folders_of(&path.replace('F', folder.to_str().unwrap()));
+        assert_eq!(of("+F/libudrv-fi.so"), std::slice::from_ref(&folder));
+        assert_eq!(of("@+F/libudrv-fi.so:/"), [folder.clone(), PathBuf::from("/")]);
+        assert_eq!(of("+F/libtcp-fi.so:+F:+F/none/libudrv-fi.so"), [""; 0].map(PathBuf::from));
+        std::fs::remove_dir_all(&folder).unwrap();
+        for (path, leaves) in
+            [("@", true), ("+/a/libtcp-fi.so", true), ("+/a/libudrv-fi.so", false), ("/a", false)]
+        {
+            assert_eq!(leaves_the_usual_folder(path), leaves, "{path}");
+        }
     }
 }

@@ -73,6 +73,9 @@ fn print(said: &Value) {
     for line in rows(&said["thresholds"]) {
         println!("  {}", sentence(text(line)));
     }
+    if let Some(why) = said["thresholds"]["error"].as_str() {
+        println!("  not known: {why}");
+    }
     println!("\nVARIABLES (* is set)");
     for variable in rows(&said["variables"]) {
         let value = variable["value"].as_str();

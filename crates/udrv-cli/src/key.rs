@@ -1,30 +1,46 @@
 //! `udrv key`: the file with the job key, as the provider accepts it (fi_udrv(7), SECURITY): of the user's own, of mode
-//! 0600, with 16 to 4096 bytes of text.
+//! 0600, with 16 to 4096 bytes. The provider's own view is in its `src/transport/job_key/source.rs`.
 
 use crate::Outcome;
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Random bytes of a new key.
 const BYTES: usize = 32;
-/// Lengths of a key file that the provider accepts, bytes.
-const ACCEPTED: std::ops::RangeInclusive<usize> = 16..=4096;
+/// Shortest key, longest file and longest text of the variable that the provider accepts, bytes.
+const SECRET_MIN: usize = 16;
+const FILE_MAX: usize = 4096;
+const TEXT_MAX: usize = 256;
+/// The variable that comes before the file.
+pub(crate) const VARIABLE: &str = "FI_UDRV_JOB_KEY";
 
 #[derive(clap::Args)]
 pub(crate) struct Key {
     /// Replace the key that there is: running jobs keep the old one, and new processes do not reach them
     #[arg(long)]
     replace: bool,
-    /// Only say whether the provider accepts the file; status 1 if it does not
+    /// Only say whether the provider accepts FI_UDRV_JOB_KEY or, without it, the file; status 1 if it does not
     #[arg(long, conflicts_with = "replace")]
     check: bool,
 }
 
 impl Key {
     pub(crate) fn run(self) -> Outcome {
+        match of_variable() {
+            State::Good if self.check => {
+                println!(
+                    "{VARIABLE} is a key that the provider accepts, and comes before the file"
+                );
+                return Ok(ExitCode::SUCCESS);
+            }
+            State::Bad(why) if self.check => {
+                return Err(format!("{VARIABLE} {why}; the provider refuses it"));
+            }
+            _ => (),
+        }
         let path = path().ok_or("neither XDG_CONFIG_HOME nor HOME names a folder for the key")?;
         let shown = path.display();
         match state(&path) {
@@ -66,30 +82,56 @@ pub(crate) fn path() -> Option<PathBuf> {
     Some(folder?.join("udrv/key"))
 }
 
+/// Of the variable. An empty one is refused too.
+pub(crate) fn of_variable() -> State {
+    let Some(text) = std::env::var_os(VARIABLE) else { return State::Missing };
+    of_text(&text.to_string_lossy())
+}
+
+fn of_text(text: &str) -> State {
+    match text.as_bytes().trim_ascii().len() {
+        _ if text.contains(char::REPLACEMENT_CHARACTER) => {
+            State::Bad("has bytes that are not UTF-8".to_owned())
+        }
+        SECRET_MIN..=TEXT_MAX => State::Good,
+        len => State::Bad(format!("has {len} bytes")),
+    }
+}
+
+/// Of a file.
 pub(crate) fn state(path: &Path) -> State {
     // A FIFO would be waited for.
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
-    let mut file = match opened {
+    let file = match opened {
         Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::NotFound => return State::Missing,
-        Err(error) => return State::Bad(format!("cannot be read: {error}")),
+        Err(error) if is_there(path) => return State::Bad(format!("cannot be read: {error}")),
+        Err(_) => return State::Missing,
     };
     let Ok(facts) = file.metadata() else { return State::Bad("cannot be read".to_owned()) };
     let me = fs::metadata("/proc/self").map(|me| me.uid());
-    let mut text = String::new();
+    let mut bytes = Vec::new();
     if !facts.is_file() {
         State::Bad("is not a regular file".to_owned())
     } else if me.is_ok_and(|me| me != facts.uid()) {
         State::Bad(format!("belongs to user {}", facts.uid()))
     } else if facts.mode() & 0o077 != 0 {
         State::Bad(format!("has mode {:04o}: other users have permissions", facts.mode() & 0o7777))
-    } else if file.read_to_string(&mut text).is_err() {
-        State::Bad("has bytes that are not UTF-8".to_owned())
-    } else if ACCEPTED.contains(&text.trim().len()) {
-        State::Good
+    } else if let Err(error) = file.take(FILE_MAX as u64 + 1).read_to_end(&mut bytes) {
+        State::Bad(format!("cannot be read: {error}"))
+    } else if bytes.len() > FILE_MAX {
+        State::Bad(format!("has more than {FILE_MAX} bytes"))
+    } else if bytes.trim_ascii().len() < SECRET_MIN {
+        State::Bad(format!("has {} bytes", bytes.trim_ascii().len()))
     } else {
-        State::Bad(format!("has {} bytes", text.trim().len()))
+        State::Good
     }
+}
+
+/// The name exists, as far as this user may know, even as a dangling link.
+fn is_there(path: &Path) -> bool {
+    !path.symlink_metadata().is_err_and(|error| {
+        matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::EACCES))
+    })
 }
 
 /// Writes a new key beside the old one, which it then replaces: a reader finds one of the two.
@@ -125,9 +167,26 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         fs::write(&path, "short").unwrap();
         assert_eq!(state(&path), State::Bad("has 5 bytes".to_owned()));
+        fs::write(&path, [0xff; 32]).unwrap();
+        assert_eq!(state(&path), State::Good, "it need not be text");
+        fs::write(&path, "x".repeat(FILE_MAX + 1)).unwrap();
+        assert_eq!(state(&path), State::Bad("has more than 4096 bytes".to_owned()));
+        assert_eq!(state(&path.join("key")), State::Missing, "below a file");
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("nowhere", &path).unwrap();
+        assert!(matches!(state(&path), State::Bad(why) if why.starts_with("cannot be read")));
         fs::remove_file(&path).unwrap();
         assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
         assert_eq!(state(&path), State::Bad("is not a regular file".to_owned()));
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_variable_is_a_text() {
+        assert_eq!(of_text(" between the two of us\n"), State::Good);
+        assert_eq!(of_text(""), State::Bad("has 0 bytes".to_owned()));
+        assert_eq!(of_text(&"x".repeat(257)), State::Bad("has 257 bytes".to_owned()));
+        let damaged = String::from_utf8_lossy(b"between the two of us\xff");
+        assert_eq!(of_text(&damaged), State::Bad("has bytes that are not UTF-8".to_owned()));
     }
 }

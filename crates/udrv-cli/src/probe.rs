@@ -4,7 +4,7 @@
 use crate::libfabric::Libfabric;
 use crate::peer::Pair;
 use crate::watch::end_with_the_leader;
-use crate::{Outcome, bounded, find, page, run};
+use crate::{Outcome, bounded, find, key, page, run};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -69,11 +69,16 @@ fn offers(libfabric: &Libfabric, provider: &str) -> Value {
     rows.collect()
 }
 
-/// The variables of udrv.
+/// The variables of udrv. What is printed may become part of a report of a fault, so it has no secret.
 fn variables(libfabric: &Libfabric) -> Value {
     let all = libfabric.parameters().unwrap_or_default();
     let ours = all.into_iter().filter(|parameter| parameter.name.starts_with("FI_UDRV_"));
-    ours.map(|p| json!({ "name": p.name, "help": p.help, "value": p.value })).collect()
+    let shown = |name: &str, value: Option<String>| match name {
+        key::VARIABLE => value.map(|_| "(set)".to_owned()),
+        _ => value,
+    };
+    ours.map(|p| json!({ "value": shown(&p.name, p.value), "name": p.name, "help": p.help }))
+        .collect()
 }
 
 /// The protocols of messages to another process of this node, as they are once the two have talked; and which build of
@@ -109,14 +114,16 @@ pub(crate) fn probe(arguments: &[&str], folder: Option<&Path>) -> Result<Value, 
         Some(folder) => command.envs(run::variables(folder.to_owned())),
         None => command.env_remove("FI_PROVIDER_PATH").env_remove("FI_PROVIDER"),
     };
-    // The verdicts on devices are lines of this level.
-    let quiet = std::env::var("FI_UDRV_LOG").map_or(true, |level| level == "warn");
-    if quiet {
-        command.env("FI_UDRV_LOG", "info");
+    let shown = levels_shown(&std::env::var(LOG).unwrap_or_default());
+    // The verdicts on devices are lines of this level, and are read here.
+    if shown <= INFO {
+        command.env(LOG, "info");
     }
+    command.env(LOG_FILE, "");
     let output = bounded::output(&mut command, LIMIT)?;
     let said = String::from_utf8_lossy(&output.stderr);
-    let shown = said.lines().filter(|line| !(quiet && line.contains("udrv info: ")));
+    let is_hidden = |line: &&str| LEVELS.iter().skip(shown).any(|(_, mark)| line.contains(mark));
+    let shown = said.lines().filter(|line| !is_hidden(line));
     if !output.status.success() {
         let mut lines: Vec<&str> = shown.collect();
         let last = lines.pop().unwrap_or("it crashed").to_owned();
@@ -128,7 +135,37 @@ pub(crate) fn probe(arguments: &[&str], folder: Option<&Path>) -> Result<Value, 
     let mut found: Value =
         serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
     found["devices"] = json!(devices(&said));
+    for variable in found["variables"].as_array_mut().into_iter().flatten() {
+        if let Some(name @ (LOG | LOG_FILE)) = variable["name"].as_str() {
+            let value = std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+            variable["value"] = json!(value);
+        }
+    }
     Ok(found)
+}
+
+/// Variables that `udrv probe` has other values of than its user.
+const LOG: &str = "FI_UDRV_LOG";
+const LOG_FILE: &str = "FI_UDRV_LOG_FILE";
+
+/// Values of [`LOG`] but "off", each of which has the lines of those before it, and how such lines begin behind the name of
+/// their process.
+const LEVELS: [(&str, &str); 4] = [
+    ("error", "] udrv error: "),
+    ("warn", "] udrv warning: "),
+    ("info", "] udrv info: "),
+    ("debug", "] udrv debug: "),
+];
+const WARN: usize = 1;
+const INFO: usize = 2;
+
+/// How many of the levels the user wants to read. The provider takes any other word for "warn".
+fn levels_shown(log: &str) -> usize {
+    let is = |word: &str| log.trim().eq_ignore_ascii_case(word);
+    if is("off") || is("0") {
+        return 0;
+    }
+    LEVELS.iter().position(|(word, _)| is(word)).unwrap_or(WARN) + 1
 }
 
 /// What the provider's log says of each RDMA device, once each, when it is asked what there is.
@@ -149,6 +186,16 @@ fn devices(log: &str) -> Vec<&str> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn levels_are_words_of_the_variable() {
+        for (log, shown) in
+            [("off", 0), ("0", 0), ("error", 1), ("", 2), ("WARN", 2), ("loud", 2), (" Info", 3)]
+        {
+            assert_eq!(super::levels_shown(log), shown, "{log}");
+        }
+        assert_eq!(super::levels_shown("debug"), super::LEVELS.len());
+    }
+
     #[test]
     fn the_verdict_on_each_device_is_found_once() {
         let log = "[a:1] udrv info: RDMA through mlx5_0:1, RoCE v2: it is routable\n\

@@ -86,28 +86,39 @@ fn is_new_enough(version: &str) -> bool {
 fn environment(folder: &Path) -> Option<Finding> {
     let set = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
     if let Some(path) = set("FI_PROVIDER_PATH") {
-        if !find::folders_of(&path).iter().any(|folder| folder.join(find::PROVIDER).is_file()) {
+        let holds = |folder: &PathBuf| folder.join(find::PROVIDER).is_file();
+        if !find::leaves_the_usual_folder(&path) && !find::folders_of(&path).iter().any(holds) {
             let says = format!("FI_PROVIDER_PATH={path} has no {}", find::PROVIDER);
             let remedy = format!("export FI_PROVIDER_PATH={}", folder.display());
             return Some(Finding::new("environment", Verdict::Fail, says).remedy(remedy));
         }
     }
     let wanted = set("FI_PROVIDER")?;
-    if wanted.split(',').any(|name| name == "udrv") {
+    if takes_udrv(&wanted) {
         return Some(Finding::new("environment", Verdict::Good, format!("FI_PROVIDER={wanted}")));
     }
     let says = format!("FI_PROVIDER={wanted} leaves udrv out");
     Some(Finding::new("environment", Verdict::Fail, says).remedy("export FI_PROVIDER=udrv"))
 }
 
+/// Whether udrv is in this list of providers; `^` at its beginning turns it into its opposite (fabric(7)).
+fn takes_udrv(providers: &str) -> bool {
+    let (denies, list) = match providers.strip_prefix('^') {
+        Some(list) => (true, list),
+        None => (false, providers),
+    };
+    list.split(',').any(|name| name.eq_ignore_ascii_case("udrv")) != denies
+}
+
 fn job_key() -> Finding {
     const ABOUT: &str = "job key";
-    if let Ok(secret) = std::env::var("FI_UDRV_JOB_KEY") {
-        if !(16..=256).contains(&secret.trim().len()) {
-            let says = format!("FI_UDRV_JOB_KEY has {} bytes", secret.trim().len());
+    match key::of_variable() {
+        key::State::Good => return Finding::new(ABOUT, Verdict::Good, key::VARIABLE),
+        key::State::Bad(why) => {
+            let says = format!("{} {why}", key::VARIABLE);
             return Finding::new(ABOUT, Verdict::Fail, says).remedy("16 to 256 bytes of text");
         }
-        return Finding::new(ABOUT, Verdict::Good, "FI_UDRV_JOB_KEY");
+        key::State::Missing => (),
     }
     let Some(path) = key::path() else {
         return Finding::new(
@@ -133,6 +144,20 @@ fn job_key() -> Finding {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_list_of_providers_takes_or_denies_them() {
+        for (list, takes) in [
+            ("udrv", true),
+            ("tcp,UDRV", true),
+            ("tcp", false),
+            ("^tcp", true),
+            ("^tcp,udrv", false),
+            ("^udrv", false),
+        ] {
+            assert_eq!(super::takes_udrv(list), takes, "{list}");
+        }
+    }
+
     #[test]
     fn versions_are_compared_as_numbers() {
         for (version, enough) in
