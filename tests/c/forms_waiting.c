@@ -481,6 +481,25 @@ static void elsewhere(struct side *me)
 	side_close(me);
 }
 
+/* Sleeps on two counters as fi_trywait and poll do, until one has counted. */
+static void asleep_on(struct side *me, struct fid **both)
+{
+	struct pollfd at[2] = { { .events = POLLIN }, { .events = POLLIN } };
+
+	for (int i = 0; i < 2; i++)
+		OK(fi_control(both[i], FI_GETWAIT, &at[i].fd));
+	for (double end = now() + PATIENCE_S; now() < end;) {
+		int rc = fi_trywait(me->fabric, both, 2);
+
+		if (rc == -FI_EAGAIN)
+			return;
+		OK(rc);
+		if (poll(at, 2, PATIENCE_S * 1000) < 1)
+			FAIL("the descriptors are silent for %d s", PATIENCE_S);
+	}
+	FAIL("two counters have counted nothing for %d s", PATIENCE_S);
+}
+
 /* What a counter has counted, and the application has not read, keeps it from sleeping: whoever made the progress. */
 static void counter_asleep(struct side *me)
 {
@@ -503,8 +522,8 @@ static void counter_asleep(struct side *me)
 			completion(me->rx);
 		else
 			sleep_ms(50);
-		/* The first one's turn of progress brings what the second one counts. */
-		SAME(fi_trywait(me->fabric, both, 2), -FI_EAGAIN);
+		/* The first one's turn of progress brings what the second one counts, now or after a sleep on both. */
+		asleep_on(me, both);
 		SAME(fi_cntr_read(me->received), i);
 	}
 	for (double end = now() + PATIENCE_S; fi_trywait(me->fabric, both, 2) == -FI_EAGAIN;)
