@@ -530,16 +530,21 @@ fn what_was_complete_before_a_stop_is_reported() {
             unsafe { from.post(&segments, at, remote.rkey(), immediate, keep) }.unwrap();
         }
         to.stop();
-        let written = |event: &RcEvent| matches!(event, RcEvent::Written { .. });
-        // The writes that came too late fail, and the first of these says so.
-        let mut sent = a.events(1);
-        while sent.len() < 16 && sent.last().is_some_and(written) {
-            sent.extend(a.events(1));
-        }
-        let told = sent.iter().filter(|event| written(event)).count();
         while b.poll() > 0 {}
-        let filled = |event: &&RcEvent| matches!(event, RcEvent::Filled { .. });
-        assert_eq!(b.events.iter().filter(filled).count(), told, "{:?}", b.events);
+        let filled = |end: &End| {
+            end.events.iter().filter(|event| matches!(event, RcEvent::Filled { .. })).count()
+        };
+        let written = |event: &RcEvent| matches!(event, RcEvent::Written { .. });
+        // The sender hears of those. Of the writes that came too late it may hear nothing: soft-RoCE repeats a request for
+        // ever where its retry count is 7 (drivers/infiniband/sw/rxe/rxe_comp.c), so it is stopped too.
+        let reported = filled(&b);
+        let mut sent = a.events(reported);
+        from.stop();
+        while a.poll() > 0 {}
+        sent.append(&mut a.events);
+        while b.poll() > 0 {}
+        let told = sent.iter().filter(|event| written(event)).count();
+        assert!(reported <= told && told <= filled(&b), "{reported} {sent:?} {:?}", b.events);
         // SAFETY: `source` and `target` live until the connection ends.
         let more = unsafe { to.post(&segments, at, remote.rkey(), Announced(1), Keep::default()) };
         assert_eq!(more, Err(Errno(libc::ENOTCONN)));
@@ -567,8 +572,7 @@ fn an_event_wakes_one_sleep() {
         }
         .unwrap();
         assert_eq!(wait_readable(b.port.fd(), 20_000), Ok(true));
-        while b.poll() == 0 {}
-        b.events.clear();
+        assert_eq!(b.events(1).len(), 1);
         assert!(again(&mut b.port));
         assert_eq!(wait_readable(b.port.fd(), 0), Ok(false));
         assert_eq!(a.events(1).len(), 1);
