@@ -2,6 +2,7 @@
 
 use super::errno::Errno;
 use std::hash::{Hash, Hasher};
+use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
@@ -269,9 +270,20 @@ pub(super) fn stat(pid: i32) -> Option<Stat> {
 }
 
 fn stat_in(file: &Path) -> Option<Stat> {
-    let stat = std::fs::read_to_string(file).ok()?;
-    // The fields follow the name, which ends with the last ')'.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    // One read: the kernel makes the whole text for each, and all processes of a node may look at each other.
+    let mut text = [0; STAT_MAX];
+    let len = std::fs::File::open(file).ok()?.read(&mut text).ok()?;
+    stat_of(text.get(..len)?)
+}
+
+/// Room for all fields of proc_pid_stat(5): 52 numbers of at most 20 digits, and the name.
+const STAT_MAX: usize = 2048;
+
+fn stat_of(text: &[u8]) -> Option<Stat> {
+    // The fields follow the name, which may have any bytes and ends with the last ')'.
+    let end = text.iter().rposition(|byte| *byte == b')')?;
+    let fields = std::str::from_utf8(text.get(end + 1..)?).ok()?;
+    let mut fields = fields.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
     Some(Stat { state, started: fields.nth(18).and_then(|field| field.parse().ok()) })
 }
@@ -475,6 +487,22 @@ mod tests {
             assert_eq!(drawn.len(), 1000);
             assert!(drawn.iter().fold(0, |all, one| all | one) == u64::MAX);
         }
+    }
+
+    #[test]
+    fn the_fields_follow_the_name_whatever_that_is() {
+        let text = |name: &[u8]| {
+            let fields = " S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20\n";
+            [b"17 (", name, b")", fields.as_bytes()].concat()
+        };
+        for name in [&b"cat"[..], b"a) R 1", b"\xff\xfe", b""] {
+            assert_eq!(stat_of(&text(name)), Some(Stat { state: 'S', started: Some(4711) }));
+        }
+        assert_eq!(stat_of(b"17 (cat) S 1 2"), Some(Stat { state: 'S', started: None }));
+        assert_eq!((stat_of(b"17 (cat)"), stat_of(b"")), (None, None));
+        let longest = format!("17 ({}) S{}", "x".repeat(63), " 18446744073709551615".repeat(50));
+        assert!(longest.len() < STAT_MAX);
+        assert!(stat(pid()).is_some_and(|stat| stat.started.is_some()));
     }
 
     #[test]

@@ -91,6 +91,15 @@ impl Crowd {
         theirs.is_none_or(|theirs| mine.overlaps(&theirs))
     }
 
+    /// How many of the processes there are for each of their processors, at least 1.
+    pub(super) fn processes_each(&self) -> u64 {
+        let each = |others: usize, most: usize| (others + 1).div_ceil(most.max(1)) as u64;
+        let bound = each(self.others, self.processors);
+        self.quota
+            .as_ref()
+            .map_or(bound, |(quota, others)| bound.max(each(*others, quota.processors)))
+    }
+
     /// Whether the processes may need more processors than there are, with so many endpoints in this process: each
     /// endpoint may have a thread that polls it.
     #[inline]
@@ -118,6 +127,7 @@ mod tests {
         (crowd.bound, crowd.processors, crowd.quota) = (None, 64, Some((Quota::of_here(4), 0)));
         crowd.count(pids());
         assert!(!crowd.is_there(1) && crowd.is_there(2));
+        assert_eq!(crowd.processes_each(), 1);
         crowd.count(pids().take(2));
         assert!(!crowd.is_there(2));
         pids().for_each(|pid| crowd.count_one(pid));
@@ -127,6 +137,10 @@ mod tests {
         crowd.count(pids());
         assert!(crowd.others == 0 && crowd.is_there(2));
         crowd.bound = None;
+        crowd.processors = 2;
+        crowd.count(pids());
+        assert_eq!(crowd.processes_each(), 2);
+        crowd.processors = 64;
         // Of another group, which has a limit of its own.
         (crowd.quota, crowd.groups) = (Some((Quota::of_elsewhere(1), 0)), Vec::new());
         crowd.count(pids());

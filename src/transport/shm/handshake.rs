@@ -15,7 +15,6 @@ use super::outbound::Outbound;
 use super::ring::{Area, Consumer, Producer};
 use super::state::{self, SETTLES_NS, Shm};
 use super::tokens::TOKEN_OUTBOUND;
-use super::watching::LIVENESS_NS;
 use crate::sys::bell::Bell;
 use crate::sys::close::close_elsewhere;
 use crate::sys::cma::Range;
@@ -238,7 +237,7 @@ impl Shm {
         if self.waiting.sleeping {
             // The thread may have begun to sleep without links, and without words.
             self.inbound.watch();
-            self.watches.wake_within(Some(LIVENESS_NS));
+            self.watches.wake_within(Some(self.watches.every_ns()));
         }
         self.share_places(peer);
         self.count_one_more(peer);

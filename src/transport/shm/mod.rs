@@ -67,7 +67,7 @@ use refusals::Refusals;
 use ring::Popped;
 use std::sync::Arc;
 use unsettled::Reaching;
-use watching::{LIVENESS_NS, Watches};
+use watching::Watches;
 
 /// Time to the next look at what waits at the door while a thread sleeps, nanoseconds.
 const DOOR_NS: u64 = 10_000_000;
@@ -211,9 +211,12 @@ impl Shm {
         }
         let now = clock::now_ns();
         self.inbound.check(now);
-        if now.saturating_sub(self.watches.checked_at) > LIVENESS_NS {
+        if now.saturating_sub(self.watches.checked_at) > self.watches.every_ns() {
             self.watches.checked_at = now;
+            let begun = clock::processor_ns();
             n += self.check_liveness(peers, handler);
+            let took_ns = clock::processor_ns().saturating_sub(begun);
+            self.watches.has_checked(took_ns, self.crowd.processes_each());
             self.look_at_processors();
             for link in self.outbound.iter_mut().flatten() {
                 link.copy_rate.try_again();
@@ -535,7 +538,7 @@ impl Transport for Shm {
         let links = !self.inbound.is_empty() || self.outbound.iter().any(Option::is_some);
         let within = match (self.door.is_waiting(), links) {
             (true, _) => Some(DOOR_NS),
-            (false, true) => Some(LIVENESS_NS),
+            (false, true) => Some(self.watches.every_ns()),
             (false, false) => None,
         };
         if self.inbound.sleep() && self.watches.wake_within(within) {

@@ -17,6 +17,11 @@ use std::sync::Arc;
 /// Time between two checks that endpoints and processes of links exist, and between two trials of slow rings,
 /// nanoseconds.
 pub(super) const LIVENESS_NS: u64 = 500_000_000;
+/// Checks take at most one in so many nanoseconds of the processors: where there are many processes for each, each of them
+/// checks all others.
+const SHARE: u64 = 32;
+/// Longest time between two checks, nanoseconds.
+const LIVENESS_MAX_NS: u64 = 30_000_000_000;
 /// Peers checked at a time although no operation waits for them, at least, and checks after which it was each one's
 /// turn. So many processes are identified at a time.
 const CHECKS: usize = 16;
@@ -42,11 +47,24 @@ pub(super) struct Watches {
     wakes_at: u64,
     /// The time of the last checks, nanoseconds.
     pub(super) checked_at: u64,
+    /// What they are put off beyond [`LIVENESS_NS`], nanoseconds.
+    put_off_ns: u64,
 }
 
 impl Watches {
     pub(super) fn new(timer: Option<LateTimer>) -> Self {
         Self { timer, ..Self::default() }
+    }
+
+    /// Time between two checks, nanoseconds.
+    pub(super) fn every_ns(&self) -> u64 {
+        LIVENESS_NS + self.put_off_ns
+    }
+
+    /// The last checks took so much time of a processor, and so many processes share each and check each other.
+    pub(super) fn has_checked(&mut self, took_ns: u64, processes_each: u64) {
+        let every = took_ns.saturating_mul(processes_each).saturating_mul(SHARE);
+        self.put_off_ns = every.clamp(LIVENESS_NS, LIVENESS_MAX_NS) - LIVENESS_NS;
     }
 
     /// Where the watch of process `pid` is, or belongs.
@@ -169,6 +187,22 @@ mod tests {
             }
             assert!(seen.iter().all(|times| *times >= 3), "{links}");
         }
+    }
+
+    #[test]
+    fn checks_take_a_small_share_of_the_processors() {
+        let mut watches = Watches::default();
+        assert_eq!(watches.every_ns(), LIVENESS_NS);
+        // 256 processes with a processor each.
+        watches.has_checked(1_000_000, 1);
+        assert_eq!(watches.every_ns(), LIVENESS_NS);
+        // 1024 processes on two processors.
+        watches.has_checked(1_000_000, 512);
+        assert_eq!(watches.every_ns(), 512_000_000 * SHARE);
+        watches.has_checked(u64::MAX, 512);
+        assert_eq!(watches.every_ns(), LIVENESS_MAX_NS);
+        watches.has_checked(0, 512);
+        assert_eq!(watches.every_ns(), LIVENESS_NS);
     }
 
     #[test]
