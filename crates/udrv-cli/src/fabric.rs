@@ -51,7 +51,7 @@ pub(crate) struct Endpoint {
     buffer: Vec<u8>,
     next: usize,
     pending: usize,
-    watch: Watch,
+    watch: Option<Watch>,
     libfabric: Libfabric,
 }
 
@@ -67,8 +67,8 @@ impl<T> Drop for Object<T> {
 }
 
 impl Endpoint {
-    /// Opens and enables one of `provider`'s. Its calls wait as long as the other process lives, as `watch` tells.
-    pub(crate) fn open(libfabric: Libfabric, provider: &str, watch: Watch) -> Result<Self, String> {
+    /// Opens and enables one of `provider`'s.
+    pub(crate) fn open(libfabric: Libfabric, provider: &str) -> Result<Self, String> {
         let infos = libfabric.ask(provider)?;
         let info = infos.first;
         let lib = &libfabric;
@@ -115,10 +115,15 @@ impl Endpoint {
                 buffer: vec![1; LONGEST],
                 next: 0,
                 pending: 0,
-                watch,
+                watch: None,
                 libfabric,
             })
         }
+    }
+
+    /// From now on its calls wait as long as the other process lives, as `watch` tells.
+    pub(crate) fn watch(&mut self, watch: Watch) {
+        self.watch = Some(watch);
     }
 
     /// Its name, for peers.
@@ -134,11 +139,15 @@ impl Endpoint {
         Ok(name)
     }
 
-    /// The peer with this name.
+    /// The peer with this name, of the same kind of address as the own one.
     pub(crate) fn insert(&self, name: &[u8]) -> Result<Peer, String> {
         let mut peer = 0;
+        let len = self.name()?.len();
+        if name.len() != len {
+            return Err(format!("a name of {} bytes, not {len}", name.len()));
+        }
         let av = self.av.0;
-        // SAFETY: a name as a peer gave it, and room for one address.
+        // SAFETY: as many bytes as a name has, and room for one address.
         let n =
             unsafe { op!(av, ops, insert(av, name.as_ptr().cast(), 1, &mut peer, 0, null_mut())) };
         if n == 1 { Ok(Peer(peer)) } else { Err("fi_av_insert: not an address".to_owned()) }
@@ -250,7 +259,7 @@ impl Endpoint {
             return Ok(());
         }
         if n == -(FI_EAGAIN as isize) {
-            return self.watch.idle();
+            return self.watch.as_mut().map_or(Ok(()), Watch::idle);
         }
         self.libfabric.check("fi_cq_read", n as i64)
     }

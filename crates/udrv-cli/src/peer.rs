@@ -6,9 +6,13 @@ use crate::libfabric::Libfabric;
 use crate::watch::{Watch, end_with_the_leader};
 use crate::{Outcome, find};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
+
+/// How long a process that has connected may take for each part of its greeting.
+const GREETING: Duration = Duration::from_secs(10);
 
 /// Messages in a row before the receiver answers.
 pub(crate) const WINDOW: usize = 32;
@@ -90,23 +94,28 @@ impl Pair {
     pub(crate) fn meet(
         libfabric: &str,
         read: impl Read + AsFd,
-        mut write: impl Write,
+        write: impl Write,
     ) -> Result<Self, String> {
-        let text = |error: std::io::Error| error.to_string();
-        let watch = Watch::new(read.as_fd().try_clone_to_owned().map_err(text)?);
-        let endpoint = Endpoint::open(Libfabric::open(libfabric)?, "udrv", watch)?;
-        let hex: String = endpoint.name()?.iter().map(|byte| format!("{byte:02x}")).collect();
-        writeln!(write, "{hex}").and_then(|()| write.flush()).map_err(text)?;
-        let mut line = String::new();
-        BufReader::new(read.take(1024)).read_line(&mut line).map_err(text)?;
-        let other =
-            endpoint.insert(&bytes_of(line.trim()).ok_or("the other process did not start")?)?;
+        let mut endpoint = Endpoint::open(Libfabric::open(libfabric)?, "udrv")?;
+        let other = greet(&mut endpoint, read, write)?;
         Ok(Self { endpoint, other })
+    }
+
+    /// With the first process that connects and greets as another node's `udrv perf` does.
+    pub(crate) fn accept(libfabric: &str, listener: &TcpListener) -> Result<Self, String> {
+        let mut endpoint = Endpoint::open(Libfabric::open(libfabric)?, "udrv")?;
+        loop {
+            let (stream, from) = listener.accept().map_err(text)?;
+            let greeted = stream.set_read_timeout(Some(GREETING)).map_err(text);
+            match greeted.and_then(|()| greet(&mut endpoint, &stream, &stream)) {
+                Ok(other) => return Ok(Self { endpoint, other }),
+                Err(why) => eprintln!("udrv: {from} is not udrv perf: {why}"),
+            }
+        }
     }
 
     /// With another process on this node, which this command starts.
     pub(crate) fn start(libfabric: &str) -> Result<(Self, Other), String> {
-        let text = |error: std::io::Error| error.to_string();
         let mut command = Command::new(std::env::current_exe().map_err(text)?);
         command.arg("peer").env(LIBFABRIC, libfabric).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut other = Other(command.spawn().map_err(text)?);
@@ -166,6 +175,27 @@ impl Pair {
             }
         }
     }
+}
+
+/// Exchanges names, and makes the endpoint watch whether the other process lives.
+fn greet(
+    endpoint: &mut Endpoint,
+    read: impl Read + AsFd,
+    mut write: impl Write,
+) -> Result<Peer, String> {
+    let watch = Watch::new(read.as_fd().try_clone_to_owned().map_err(text)?);
+    let hex: String = endpoint.name()?.iter().map(|byte| format!("{byte:02x}")).collect();
+    writeln!(write, "{hex}").and_then(|()| write.flush()).map_err(text)?;
+    let mut line = String::new();
+    BufReader::new(read.take(1024)).read_line(&mut line).map_err(text)?;
+    let name = bytes_of(line.trim()).ok_or("the other process did not start")?;
+    let other = endpoint.insert(&name)?;
+    endpoint.watch(watch);
+    Ok(other)
+}
+
+fn text(error: std::io::Error) -> String {
+    error.to_string()
 }
 
 /// `None`: it is not an even number of hexadecimal digits, or none.

@@ -47,14 +47,11 @@ impl Perf {
         if let Some(size) = self.sizes.iter().find(|size| **size > LONGEST) {
             return Err(format!("{size} bytes are too many: {LONGEST} at most"));
         }
-        let text = |error: std::io::Error| error.to_string();
         if self.listen {
-            let stream = TcpListener::bind(("::", self.port))
+            let listener = TcpListener::bind(("::", self.port))
                 .or_else(|_| TcpListener::bind(("0.0.0.0", self.port)))
-                .and_then(|listener| listener.accept())
-                .map_err(text)?
-                .0;
-            Pair::meet(&self.libfabric, &stream, &stream)?.obey()?;
+                .map_err(|error| format!("port {}: {error}", self.port))?;
+            Pair::accept(&self.libfabric, &listener)?.obey()?;
             return Ok(ExitCode::SUCCESS);
         }
         if let Some(host) = &self.host {
