@@ -7,6 +7,7 @@
 
 use serde_json::{Map, Value, json};
 use std::fs;
+use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -379,22 +380,51 @@ pub(crate) fn sum(page: &Value, field: &str) -> u64 {
     endpoints.filter_map(|endpoint| endpoint.get(field)?.as_u64()).sum()
 }
 
-/// The process that has the endpoint at this address, if its page can be read here.
-pub(crate) fn owner(address: &str, all: &[Value]) -> String {
-    let has_it = |page: &&Value| {
-        page["endpoints"].as_array().into_iter().flatten().any(|e| e["address"] == address)
-    };
-    let page = all.iter().find(has_it);
-    page.map_or_else(|| elsewhere(address, all), name)
+/// Whether an endpoint has polled in vain between two looks.
+pub(crate) fn polled_in_vain(before: &Value, after: &Value) -> bool {
+    let number = |of: &Value, name: &str| of[name].as_u64().unwrap_or(0);
+    // The number of polls is counted modulo 2^32.
+    let polls = number(after, "polls").wrapping_sub(number(before, "polls")) & u64::from(u32::MAX);
+    number(after, "empty_polls") >= polls
 }
 
-/// A process of another node, with its rank if it has said that to one of these.
-fn elsewhere(address: &str, all: &[Value]) -> String {
+/// The process that has the endpoint at this address, if its page can be read here.
+pub(crate) fn owner(address: &str, all: &[Value]) -> String {
+    let process_with = |is_it: &dyn Fn(&str) -> bool| {
+        let has_it = |page: &&Value| {
+            let mut endpoints = page["endpoints"].as_array().into_iter().flatten();
+            endpoints.any(|endpoint| endpoint["address"].as_str().is_some_and(is_it))
+        };
+        all.iter().find(has_it).map(name)
+    };
+    // A peer is known by the address that the application has given, which is one of several of its host.
+    let same_port = |its: &str| match (its.rsplit_once(':'), address.rsplit_once(':')) {
+        (Some((_, its_port)), Some((_, port))) => its_port == port && is_of_this_host(its),
+        _ => false,
+    };
+    if let Some(name) = process_with(&|its| its == address) {
+        return name;
+    }
+    if !is_of_this_host(address) {
+        return unseen(address, "not of this node", all);
+    }
+    process_with(&same_port)
+        .unwrap_or_else(|| unseen(address, "whose process is not seen here", all))
+}
+
+/// Whether the address of an endpoint is one of this host: of its loopback network, or one that a socket can have.
+fn is_of_this_host(address: &str) -> bool {
+    let ip = address.parse().map(|address: SocketAddr| address.ip());
+    ip.is_ok_and(|ip| ip.is_loopback() || UdpSocket::bind((ip, 0)).is_ok())
+}
+
+/// A process without a page, with its rank if it has said that to one of these.
+fn unseen(address: &str, why: &str, all: &[Value]) -> String {
     let mut peers = all.iter().flat_map(|page| page["peers"].as_array().into_iter().flatten());
     let rank = peers.find(|peer| peer["address"] == address).and_then(|peer| peer["rank"].as_u64());
     match rank {
-        Some(rank) => format!("rank {rank} ({address}, not of this node)"),
-        None => format!("{address}, not of this node"),
+        Some(rank) => format!("rank {rank} ({address}, {why})"),
+        None => format!("{address}, {why}"),
     }
 }
 
@@ -486,6 +516,17 @@ mod tests {
         assert_eq!(closed.json(false)["endpoints"], json!([]));
         assert_eq!(closed.json(true)["endpoints"][0]["closed"], true);
         assert_eq!(page(&[(257, 3)]).json(true)["endpoints"], json!([]));
+    }
+
+    #[test]
+    fn a_peer_is_found_by_any_address_of_its_host() {
+        let page = json!({ "pid": 7, "host": "n", "endpoints": [{ "address": "127.0.0.1:7" }],
+            "peers": [{ "address": "203.0.113.9:7", "rank": 4 }] });
+        let of = |address: &str| owner(address, std::slice::from_ref(&page));
+        assert_eq!(of("127.0.0.1:7"), "process 7 (n)");
+        assert_eq!(of("127.0.1.1:7"), "process 7 (n)");
+        assert_eq!(of("127.0.1.1:17"), "127.0.1.1:17, whose process is not seen here");
+        assert_eq!(of("203.0.113.9:7"), "rank 4 (203.0.113.9:7, not of this node)");
     }
 
     #[test]

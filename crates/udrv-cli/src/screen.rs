@@ -1,7 +1,7 @@
 //! A terminal that is drawn again and again, with single keys as input; as it was before when this is dropped.
 #![allow(unsafe_code)] // system calls
 
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Write};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
@@ -43,16 +43,18 @@ impl Screen {
 
     /// The next key, if one is pressed meanwhile. Errors: there is no input any more.
     pub(crate) fn key(&self, within: Duration) -> Result<Option<u8>, String> {
-        let mut stdin = std::io::stdin();
-        let mut asked = libc::pollfd { fd: stdin.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let fd = std::io::stdin().as_raw_fd();
+        let mut asked = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         let within = libc::c_int::try_from(within.as_millis()).unwrap_or(libc::c_int::MAX);
         // SAFETY: one structure, for one descriptor.
         if unsafe { libc::poll(&mut asked, 1, within) } < 1 {
             return Ok(None);
         }
-        let mut key = [0];
-        match stdin.read(&mut key) {
-            Ok(1) => Ok(Some(key[0])),
+        let mut key = 0u8;
+        // Not with a buffer, in which a key would wait that was pressed soon after another.
+        // SAFETY: room for one byte.
+        match unsafe { libc::read(fd, (&raw mut key).cast(), 1) } {
+            1 => Ok(Some(key)),
             _ => Err("the terminal is closed".to_owned()),
         }
     }

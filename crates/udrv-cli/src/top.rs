@@ -41,38 +41,52 @@ const BYTES: [&str; 8] = [
 impl Top {
     pub(crate) fn run(mut self) -> Outcome {
         let screen = Screen::open();
-        let (mut before, mut at) = (page::all(&self.pid).unwrap_or_default(), Instant::now());
-        let mut pictures = 0;
+        let pause = Duration::from_millis(self.time_ms);
+        let (mut before, mut after) = (Vec::new(), page::all(&self.pid).unwrap_or_default());
+        let (mut at, mut seconds, mut pictures) = (Instant::now(), 0.0, 0);
         while self.count.is_none_or(|count| pictures < count) {
-            if !self.wait(screen.as_ref())? {
-                break;
+            let left = (at + pause).saturating_duration_since(Instant::now());
+            match self.wait(screen.as_ref(), left)? {
+                Wait::Quit => break,
+                Wait::Key if pictures == 0 => continue,
+                // Processes renew their counts now and then: the same two looks are drawn in another way.
+                Wait::Key => (),
+                Wait::Due => {
+                    (before, after) = (after, page::all(&self.pid).unwrap_or_default());
+                    (seconds, at) = (at.elapsed().as_secs_f64(), Instant::now());
+                    pictures += 1;
+                }
             }
-            let after = page::all(&self.pid).unwrap_or_default();
-            let lines = lines(&before, &after, at.elapsed().as_secs_f64(), self.peers);
+            let lines = lines(&before, &after, seconds, self.peers);
             match &screen {
                 Some(screen) => screen.draw(&lines),
                 None => println!("{}\n", lines.join("\n")),
             }
-            (before, at) = (after, Instant::now());
-            pictures += 1;
         }
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Until the next picture is due. False: the user wants no more.
-    fn wait(&mut self, screen: Option<&Screen>) -> Result<bool, String> {
-        let pause = Duration::from_millis(self.time_ms);
+    /// Until the next picture is due, or a key is pressed.
+    fn wait(&mut self, screen: Option<&Screen>, left: Duration) -> Result<Wait, String> {
         let Some(screen) = screen else {
-            std::thread::sleep(pause);
-            return Ok(true);
+            std::thread::sleep(left);
+            return Ok(Wait::Due);
         };
-        match screen.key(pause)? {
-            Some(b'q' | 3) => return Ok(false), // 3: Control-C
+        match screen.key(left)? {
+            None => return Ok(Wait::Due),
+            Some(b'q' | 3) => return Ok(Wait::Quit), // 3: Control-C
             Some(b'p') => self.peers = !self.peers,
-            _ => (),
+            Some(_) => (),
         }
-        Ok(true)
+        Ok(Wait::Key)
     }
+}
+
+/// What comes next.
+enum Wait {
+    Due,
+    Key,
+    Quit,
 }
 
 fn lines(before: &[Value], after: &[Value], seconds: f64, peers: bool) -> Vec<String> {
@@ -169,12 +183,17 @@ fn cache(before: &Value, after: &Value) -> String {
 /// What a process has done between two looks.
 pub(crate) fn activity(before: &Value, after: &Value) -> &'static str {
     let changed = |name| page::sum(before, name) != page::sum(after, name);
-    let polls = page::sum(after, "polls").wrapping_sub(page::sum(before, "polls"));
+    let endpoints = |of: &Value| of["endpoints"].as_array().cloned().unwrap_or_default();
+    let (old, new) = (endpoints(before), endpoints(after));
+    let is_idle = |new: &Value| {
+        let old = old.iter().find(|old| old["number"] == new["number"]).unwrap_or(&Value::Null);
+        page::polled_in_vain(old, new) && old["eager_sent"] == new["eager_sent"]
+    };
     if matches!(after["process_state"].as_str(), Some("T" | "t")) {
         "stopped"
     } else if !changed("polls") && !changed("sleeps") {
         if page::sum(after, "asleep") > 0 { "asleep" } else { "computes" }
-    } else if page::sum(after, "empty_polls") >= polls && !changed("eager_sent") {
+    } else if !new.is_empty() && new.iter().all(is_idle) {
         "waits"
     } else {
         "works"
@@ -259,5 +278,18 @@ mod tests {
         assert_eq!(activity(&of(5, 0, 0), &of(9, 4, 0)), "waits");
         assert_eq!(activity(&of(5, 0, 0), &of(9, 3, 0)), "works");
         assert_eq!(activity(&Value::Null, &json!({ "process_state": "T" })), "stopped");
+        assert_eq!(activity(&of(u64::from(u32::MAX), 0, 0), &of(3, 4, 0)), "waits", "a wrap");
+        assert_eq!(activity(&of(u64::from(u32::MAX), 0, 0), &of(3, 3, 0)), "works");
+    }
+
+    #[test]
+    fn a_process_waits_when_all_its_endpoints_do() {
+        let of = |polls: [u64; 2], empty: [u64; 2]| {
+            let endpoint = |number: usize| json!({ "number": number, "polls": polls[number], "empty_polls": empty[number] });
+            json!({ "endpoints": [endpoint(0), endpoint(1)] })
+        };
+        let before = of([0, 0], [0, 0]);
+        assert_eq!(activity(&before, &of([100, 10], [500, 0])), "works");
+        assert_eq!(activity(&before, &of([100, 10], [100, 10])), "waits");
     }
 }

@@ -78,7 +78,7 @@ impl Why {
 }
 
 /// The names of some processes, shortened.
-fn together(who: &[String]) -> String {
+pub(crate) fn together(who: &[String]) -> String {
     const MOST: usize = 4;
     let named = who.iter().take(MOST).map(String::as_str).collect::<Vec<_>>().join(", ");
     let more = who.len().saturating_sub(MOST);
@@ -307,11 +307,8 @@ fn is_idle(old: &Value, new: &Value) -> bool {
         "renewed_ms_ago",
         "send_waits_ms",
     ];
-    let number = |of: &Value, name: &str| of[name].as_u64().unwrap_or(0);
     let fields = new.as_object().into_iter().flatten();
-    // The number of polls is counted modulo 2^32.
-    let polls = number(new, "polls").wrapping_sub(number(old, "polls")) & u64::from(u32::MAX);
-    number(new, "empty_polls") >= polls
+    page::polled_in_vain(old, new)
         && fields
             .filter(|(name, _)| !CLOCKS.contains(&name.as_str()))
             .all(|(name, value)| old[name] == *value)
