@@ -19,6 +19,7 @@ mod record;
 mod ring;
 mod run;
 mod screen;
+mod signals;
 mod stat;
 mod top;
 mod trace;

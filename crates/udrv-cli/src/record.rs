@@ -3,7 +3,7 @@
 #![allow(unsafe_code)] // system calls
 
 use crate::page::{self, Held};
-use crate::{Outcome, stat};
+use crate::{Outcome, signals, stat};
 use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -183,8 +183,7 @@ fn raise_the_limit_of_files() {
     }
 }
 
-/// The signals by which people and schedulers end a command end that command, and what it did is still told. A signal
-/// that this process was started to ignore, as nohup(1) does, stays ignored: the command inherits that (execve(2)).
+/// The signals by which people and schedulers end a command end that command, and what it did is still told.
 fn pass_signals_on() {
     extern "C" fn pass_on(signal: libc::c_int) {
         let command = COMMAND.load(Relaxed);
@@ -200,16 +199,7 @@ fn pass_signals_on() {
         }
     }
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2] {
-        let handler: extern "C" fn(libc::c_int) = pass_on;
-        // SAFETY: a structure of numbers, which the call fills; then a handler that does only what handlers may. The
-        // program that is executed has the default again.
-        unsafe {
-            let mut before: libc::sigaction = std::mem::zeroed();
-            libc::sigaction(signal, std::ptr::null(), &mut before);
-            if before.sa_sigaction != libc::SIG_IGN {
-                libc::signal(signal, handler as libc::sighandler_t);
-            }
-        }
+        signals::take(signal, pass_on, libc::SA_RESTART);
     }
 }
 

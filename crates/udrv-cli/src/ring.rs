@@ -49,6 +49,10 @@ pub(crate) fn all(only: &[u32]) -> Vec<Ring> {
 }
 
 impl Ring {
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
+    }
+
     /// Its events as trace events; `pages`: of all processes, by which peers are named. Errors: it has another layout.
     pub(crate) fn events(&self, pages: &[Value]) -> Result<Vec<Value>, String> {
         let bytes = self.file.read().map_err(|error| format!("process {}: {error}", self.pid))?;

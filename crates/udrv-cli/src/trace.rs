@@ -3,11 +3,15 @@
 //! again. They are not asked, also for what they keep.
 #![allow(clippy::indexing_slicing)] // of JSON values: what is missing is null
 
-use crate::{Outcome, page, ring, top};
+use crate::why::together;
+use crate::{Outcome, page, ring, signals, top};
 use serde_json::{Value, json};
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
@@ -19,7 +23,7 @@ pub(crate) struct Trace {
     #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(u64).range(200..=3_600_000))]
     every_ms: u64,
     /// How long the processes are watched, seconds; without it, not at all if they keep events, else until all of them have
-    /// ended
+    /// ended, or until Control-C
     #[arg(long)]
     seconds: Option<u64>,
     /// Only these processes; without any, all of this user
@@ -33,6 +37,9 @@ const RECEIVE: u64 = 2;
 /// Slices of this time and less are of one look, microseconds: those that are next to each other become one.
 const GAP_US: u64 = 1;
 
+/// How soon a signal is noticed.
+const NOTICE: Duration = Duration::from_millis(50);
+
 /// Something that goes on, on a track of a process.
 struct Slice {
     name: String,
@@ -40,7 +47,7 @@ struct Slice {
     until_us: u64,
 }
 
-/// The events of the trace.
+/// The events of the trace that are not written yet.
 #[derive(Default)]
 struct Timeline {
     events: Vec<Value>,
@@ -52,48 +59,110 @@ impl Trace {
     pub(crate) fn run(self) -> Outcome {
         let pages = page::all(&self.pid)?;
         let rings = ring::all(&self.pid);
+        let mut output = Output::create(&self.output)?;
         let mut timeline = Timeline::default();
         if rings.is_empty() || self.seconds.is_some() {
-            self.watch(pages, &mut timeline);
+            self.watch(pages.clone(), &mut timeline, &mut output)?;
         }
         // Peers may be other processes than those asked for.
         let all = page::all(&[]).unwrap_or_default();
-        let (mut processes, mut events) = (timeline.named.len(), timeline.end());
+        let processes = timeline.named.len().max(rings.len());
+        output.write(timeline.end())?;
         for ring in &rings {
             match ring.events(&all) {
-                Ok(its) => events.extend(its),
+                Ok(its) => output.write(its)?,
                 Err(error) => eprintln!("udrv: {error}"),
             }
         }
-        processes = processes.max(rings.len());
-        let file = self.output.display();
-        let count = events.len();
-        let text = json!({ "displayTimeUnit": "ms", "traceEvents": events }).to_string();
-        std::fs::write(&self.output, text).map_err(|error| format!("{file}: {error}"))?;
+        let (file, count) = (self.output.display(), output.end()?);
         println!(
             "{file}: {count} events of {processes} processes; open it in https://ui.perfetto.dev"
         );
-        if rings.is_empty() {
+        let has_none = |page: &&Value| !rings.iter().any(|ring| page["pid"] == ring.pid());
+        let without: Vec<String> = pages.iter().filter(has_none).map(page::name).collect();
+        if !without.is_empty() {
             println!(
-                "processes that are started with FI_UDRV_TRACE=100000 keep that many events of their messages"
+                "no messages of {}: processes that are started with FI_UDRV_TRACE=100000 keep that many events of them",
+                together(&without)
             );
         }
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Looks at the processes until the time is over, or all have ended.
-    fn watch(&self, mut before: Vec<Value>, timeline: &mut Timeline) {
+    /// Looks at the processes until the time is over, all have ended, or a signal wants an end: what was seen is written
+    /// then.
+    fn watch(
+        &self,
+        mut before: Vec<Value>,
+        timeline: &mut Timeline,
+        output: &mut Output,
+    ) -> Result<(), String> {
+        static ENDS: AtomicBool = AtomicBool::new(false);
+        extern "C" fn end(_: libc::c_int) {
+            ENDS.store(true, Relaxed);
+        }
+        // A second one ends this process.
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            signals::take(signal, end, libc::SA_RESETHAND);
+        }
         let begun = Instant::now();
         // The clock of the events that processes keep.
         let zero_us = page::now_ns() / 1000;
-        let mut at_us = zero_us;
+        let (mut at_us, mut next) = (zero_us, Duration::ZERO);
         while self.seconds.is_none_or(|seconds| begun.elapsed().as_secs() < seconds) {
-            std::thread::sleep(Duration::from_millis(self.every_ms));
+            next += Duration::from_millis(self.every_ms);
+            // std sleeps on after a signal.
+            while begun.elapsed() < next && !ENDS.load(Relaxed) {
+                std::thread::sleep((next - begun.elapsed().min(next)).min(NOTICE));
+            }
+            if ENDS.load(Relaxed) {
+                break;
+            }
+            next = next.max(begun.elapsed());
             let now_us = zero_us + begun.elapsed().as_micros() as u64;
             let Ok(after) = page::all(&self.pid) else { break };
             timeline.look(&before, &after, at_us, now_us);
+            output.write(timeline.events.drain(..))?;
             (before, at_us) = (after, now_us);
         }
+        Ok(())
+    }
+}
+
+/// The file, to which events are written as they come: a run of hours needs no more memory than one of a second.
+struct Output {
+    name: String,
+    file: BufWriter<File>,
+    count: usize,
+}
+
+impl Output {
+    fn create(path: &Path) -> Result<Self, String> {
+        let name = path.display().to_string();
+        let file = File::create(path).map_err(|error| format!("{name}: {error}"))?;
+        let mut output = Self { name, file: BufWriter::new(file), count: 0 };
+        output.text("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
+        Ok(output)
+    }
+
+    fn write(&mut self, events: impl IntoIterator<Item = Value>) -> Result<(), String> {
+        for event in events {
+            let comma = if self.count > 0 { "," } else { "" };
+            self.text(&format!("{comma}\n{event}"))?;
+            self.count += 1;
+        }
+        Ok(())
+    }
+
+    /// How many events there are.
+    fn end(mut self) -> Result<usize, String> {
+        self.text("\n]}\n")?;
+        self.file.flush().map_err(|error| format!("{}: {error}", self.name))?;
+        Ok(self.count)
+    }
+
+    fn text(&mut self, text: &str) -> Result<(), String> {
+        self.file.write_all(text.as_bytes()).map_err(|error| format!("{}: {error}", self.name))
     }
 }
 
