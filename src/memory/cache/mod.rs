@@ -12,6 +12,7 @@
 //! | unmapped during the registration | the range is watched before the device learns of it; a later change is noted in the announcement, and the registration then serves this request alone | `a_change_during_registration_keeps_it_from_the_list` |
 //! | pages are discarded after the event | no registration of them is kept for a second | `what_is_being_discarded_is_not_kept` |
 //! | watching of a range ends although another entry needs it | announcing and watching exclude searching and unwatching | `what_others_need_stays_watched` |
+//! | a hole in the range: what is mapped there later would not be watched | such a range is not kept | `holes` |
 //! | changes without an event: files that shrink or get holes, shared memory | only private anonymous memory is kept; its kind is checked while it is watched | `kinds` |
 //! | fork: the child's pages are not the parent's | a child gets no registration ([`ForkMark`]); the parent's pages stay (Linux 5.12) | `a_child_gets_nothing`, `torture` |
 //! | the thread that frees memory waits for the thread that wants to free a registration | the monitor only removes entries; a worker deregisters; no memory is allocated or freed under the locks that the monitor takes | `torture`, under malloc's own trimming |

@@ -335,15 +335,17 @@ impl Inner {
         }
     }
 
-    /// The mappings that `span` touches, as a whole, if all are private anonymous memory.
+    /// The mappings of `span`, as a whole, if all of it is private anonymous memory. The kernel watches the mappings that
+    /// exist: one that fills a hole later would not be watched.
     fn anonymous(&self, span: Span) -> Option<Span> {
-        let (mut whole, mut all) = (span, true);
+        let (mut whole, mut all, mut next) = (span, true, span.start);
         let show = |mapping: Mapping| {
             whole = whole.hull(Span { start: mapping.start, end: mapping.end });
-            all &= mapping.anonymous;
+            all &= mapping.anonymous && mapping.start <= next;
+            next = mapping.end;
         };
         let asked = self.mappings.each(span.start, span.end, show);
-        (asked.is_ok() && all).then_some(whole)
+        (asked.is_ok() && all && next >= span.end).then_some(whole)
     }
 
     fn is_needed(&self, span: Span) -> bool {

@@ -4,7 +4,8 @@ use super::device::{Copying, Device};
 use super::memory::{ANON, advise, file, fill, map, map_as, map_over, protect, remap, unmap, word};
 use super::uring::Ring;
 use super::{PAGE, cache_of, monitor, own_monitor};
-use crate::memory::cache::{Access, Cache, Monitor};
+use crate::memory::cache::monitor::Watched;
+use crate::memory::cache::{Access, Cache, Monitor, Span};
 use crate::sys::mappings::Mappings;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -220,6 +221,22 @@ fn stacks_of_threads_that_end() {
         *seen.entry(addr).or_insert(0) += 1;
     }
     assert!(seen.values().any(|times| *times > 1), "no stack was used again: {seen:?}");
+}
+
+/// A registration of a range with a hole is not kept: the kernel would not watch what is mapped into the hole later.
+#[test]
+fn holes() {
+    // Another test could map memory into the hole.
+    super::process::alone("memory::cache::tests::kinds::holes", &[], || {
+        let Some(monitor) = own_monitor() else { return };
+        let addr = map(3 * PAGE);
+        unmap(addr + PAGE, PAGE);
+        for (what, start, pages) in [("middle", 0, 3), ("end", 0, 2), ("beginning", 1, 2)] {
+            let start = addr + start * PAGE;
+            let span = Span { start, end: start + pages * PAGE };
+            assert_eq!(monitor.watch(span, || true), Ok(Watched::No), "{what}");
+        }
+    });
 }
 
 /// No event reports changes of files: no registration of them is kept.
