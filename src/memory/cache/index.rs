@@ -16,7 +16,7 @@ use intrusive_collections::{
     intrusive_adapter,
 };
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// How long no registration is kept for addresses whose pages are being discarded. The kernel reports a discard first,
 /// and carries it out when the thread runs again. A machine in use does not stall a thread for a second.
@@ -36,8 +36,7 @@ pub(super) struct Entry<H> {
     listed: AtomicBool,
     /// Whether it has ever been listed, so that the worker has to deregister it.
     kept: AtomicBool,
-    /// Whether all of its addresses were unmapped or replaced: there is nothing left to unwatch.
-    gone: AtomicBool,
+    gone: Gone,
     /// When it was last used, in ticks of the index's clock.
     used: AtomicU64,
     /// Its key in `ages`, which is updated when the entry comes to be the oldest.
@@ -58,7 +57,7 @@ impl<H> Entry<H> {
             leases: AtomicU32::new(1),
             listed: AtomicBool::new(false),
             kept: AtomicBool::new(false),
-            gone: AtomicBool::new(false),
+            gone: Gone::new(),
             used: AtomicU64::new(0),
             queued: AtomicU64::new(0),
             by_address: RBTreeAtomicLink::new(),
@@ -67,25 +66,50 @@ impl<H> Entry<H> {
         })
     }
 
-    /// The range that needs no watching for it any longer. `None` if the range is gone: another user may watch what is
-    /// mapped there now, and kernels before 6.14 would end that watch too.
-    pub(super) fn unwatch(&self) -> Option<Span> {
-        (!self.gone.load(Relaxed)).then_some(self.span)
+    /// The ranges that need no watching for it any longer.
+    pub(super) fn unwatch(&self) -> impl Iterator<Item = Span> + use<H> {
+        self.gone.rest(self.span)
+    }
+}
+
+/// The part of a watched range that was unmapped or replaced. It must not be unwatched: another user may watch what is
+/// mapped there now, and kernels before 6.14 would end that watch too.
+struct Gone {
+    start: AtomicUsize,
+    end: AtomicUsize,
+}
+
+impl Gone {
+    fn new() -> Self {
+        Self { start: AtomicUsize::new(usize::MAX), end: AtomicUsize::new(0) }
+    }
+
+    fn add(&self, span: Span) {
+        self.start.fetch_min(span.start, Relaxed);
+        self.end.fetch_max(span.end, Relaxed);
+    }
+
+    /// What is left of `whole`, before and after that part.
+    fn rest(&self, whole: Span) -> impl Iterator<Item = Span> + use<> {
+        let before = self.start.load(Relaxed).clamp(whole.start, whole.end);
+        let after = self.end.load(Relaxed).clamp(before, whole.end);
+        let rest = [Span { end: before, ..whole }, Span { start: after, ..whole }];
+        rest.into_iter().filter(|span| span.len() > 0)
     }
 }
 
 /// A registration that is being made, or the range of a vigil.
 pub(super) struct Pending {
     pub(super) span: Span,
-    /// `void`: its addresses have changed since. `gone`: all of them were unmapped or replaced.
+    /// Its addresses have changed since.
     void: AtomicBool,
-    gone: AtomicBool,
+    gone: Gone,
     link: LinkedListAtomicLink,
 }
 
 impl Pending {
     pub(super) fn new(span: Span) -> Arc<Self> {
-        let (void, gone) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (void, gone) = (AtomicBool::new(false), Gone::new());
         Arc::new(Self { span, void, gone, link: LinkedListAtomicLink::new() })
     }
 
@@ -95,8 +119,8 @@ impl Pending {
     }
 
     /// As [`Entry::unwatch`].
-    pub(super) fn unwatch(&self) -> Option<Span> {
-        (!self.gone.load(Relaxed)).then_some(self.span)
+    pub(super) fn unwatch(&self) -> impl Iterator<Item = Span> + use<> {
+        self.gone.rest(self.span)
     }
 
     /// Notes a change. Returns whether it is the first one.
@@ -104,8 +128,8 @@ impl Pending {
         if !self.span.overlaps(span) {
             return false;
         }
-        if change == Change::Gone && span.covers(self.span) {
-            self.gone.store(true, Relaxed);
+        if change == Change::Gone {
+            self.gone.add(span);
         }
         !self.void.swap(true, Relaxed)
     }
@@ -256,11 +280,11 @@ impl<H> Index<H> {
             }
             let start = around.span.start;
             self.invalidations += 1;
-            self.unlist(start, false);
+            self.unlist(start);
         }
         while let Some(start) = self.first_within(span) {
             self.invalidations += 1;
-            self.unlist(start, false);
+            self.unlist(start);
         }
         if !self.make_room(span.len()) {
             return false;
@@ -300,7 +324,7 @@ impl<H> Index<H> {
             if used <= oldest.queued.load(Relaxed) {
                 let (start, len) = (oldest.span.start, oldest.span.len());
                 self.evictions += 1;
-                self.unlist(start, false);
+                self.unlist(start);
                 return Some(len);
             }
             let entry = cursor.remove()?;
@@ -338,7 +362,11 @@ impl<H> Index<H> {
         }
         while let Some(last) = self.last_overlapping(span) {
             self.invalidations += 1;
-            self.unlist(last.start, change == Change::Gone && span.covers(last));
+            self.unlist(last.start);
+        }
+        if change == Change::Gone {
+            let dead = self.dead.iter().filter(|entry| entry.span.overlaps(span));
+            dead.for_each(|entry| entry.gone.add(span));
         }
         if change == Change::Discarded {
             self.close_to(span, now_ns);
@@ -349,7 +377,7 @@ impl<H> Index<H> {
     /// Removes all entries. A leased entry is dead when its last lease ends.
     pub(super) fn clear(&mut self) {
         while let Some(start) = self.listed.front().get().map(|entry| entry.span.start) {
-            self.unlist(start, false);
+            self.unlist(start);
         }
     }
 
@@ -369,16 +397,18 @@ impl<H> Index<H> {
             || self.announced.iter().chain(&self.vigils).any(|pending| pending.span.overlaps(span))
     }
 
-    fn unlist(&mut self, start: usize, gone: bool) {
+    fn unlist(&mut self, start: usize) {
         let Some(entry) = self.listed.find_mut(&start).remove() else { return };
         self.ages.find_mut(&entry.queued.load(Relaxed)).remove(); // `entry` still holds it
         entry.listed.store(false, Relaxed);
-        entry.gone.store(gone, Relaxed);
         self.count -= 1;
         self.bytes -= entry.span.len();
         if entry.leases.load(Relaxed) == 0 {
             self.dead.push_back(entry);
-        } // else its leases hold it: nothing is freed here
+        } else {
+            // Its leases hold it: nothing is freed here. No change is noted in it from now on: any part may be gone.
+            entry.gone.add(entry.span);
+        }
     }
 
     /// The entry that reaches furthest of those that begin at or before an address.

@@ -13,6 +13,7 @@
 //! | pages are discarded after the event | no registration of them is kept for a second | `what_is_being_discarded_is_not_kept` |
 //! | watching of a range ends although another entry needs it | announcing and watching exclude searching and unwatching | `what_others_need_stays_watched` |
 //! | a hole in the range: what is mapped there later would not be watched | such a range is not kept | `holes` |
+//! | another library watches what was mapped over an entry | only the rest of the entry is unwatched | `what_somebody_else_watches_by_now_stays_watched` |
 //! | changes without an event: files that shrink or get holes, shared memory | only private anonymous memory is kept; its kind is checked while it is watched | `kinds` |
 //! | fork: the child's pages are not the parent's | a child gets no registration ([`ForkMark`]); the parent's pages stay (Linux 5.12) | `a_child_gets_nothing`, `torture` |
 //! | the thread that frees memory waits for the thread that wants to free a registration | the monitor only removes entries; a worker deregisters; no memory is allocated or freed under the locks that the monitor takes | `torture`, under malloc's own trimming |
@@ -119,9 +120,7 @@ impl<R: Registrar> Drop for Vigil<R> {
             return; // the parent's
         }
         lock(&self.shared.index).end_vigil(&self.pending);
-        if let Some(span) = self.pending.unwatch() {
-            self.shared.unwatch(span);
-        }
+        self.shared.unwatch(self.pending.unwatch());
     }
 }
 
@@ -293,7 +292,7 @@ impl<R: Registrar> Cache<R> {
         if watched != Ok(Watched::Yes) {
             lock(&shared.index).conclude(&pending);
             match watched {
-                Ok(Watched::InVain) => shared.unwatch(span),
+                Ok(Watched::InVain) => shared.unwatch(pending.unwatch()),
                 Ok(_) => (),
                 Err(error) => self.tell_of(error),
             }
@@ -307,7 +306,7 @@ impl<R: Registrar> Cache<R> {
         let work = listed && index.has_dead();
         drop(index);
         if !listed {
-            shared.unwatch(span);
+            shared.unwatch(pending.unwatch());
         }
         if work {
             self.shared.bury(); // pinned memory stays within its limit

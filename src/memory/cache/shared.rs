@@ -53,9 +53,9 @@ impl<R: Registrar> Shared<R> {
         }
     }
 
-    pub(super) fn unwatch(&self, span: Span) {
+    pub(super) fn unwatch(&self, spans: impl Iterator<Item = Span>) {
         if let Some(monitor) = &self.monitor {
-            monitor.unwatch(span);
+            spans.for_each(|span| monitor.unwatch(span));
         }
     }
 
@@ -72,9 +72,7 @@ impl<R: Registrar> Shared<R> {
             let Some(entry) = dead else { return any };
             let unwatch = entry.unwatch();
             drop(entry);
-            if let Some(span) = unwatch {
-                self.unwatch(span);
-            }
+            self.unwatch(unwatch);
             any = true;
         }
     }

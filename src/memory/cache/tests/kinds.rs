@@ -6,6 +6,7 @@ use super::uring::Ring;
 use super::{PAGE, cache_of, monitor, own_monitor};
 use crate::memory::cache::monitor::Watched;
 use crate::memory::cache::{Access, Cache, Monitor, Span};
+use crate::sys::Errno;
 use crate::sys::mappings::Mappings;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -332,4 +333,23 @@ fn what_somebody_else_watches_is_not_kept() {
     assert_eq!(bench.cache.statistics().uncached, 2);
     drop(others);
     bench.keep(addr, LEN);
+}
+
+/// Addresses of an entry are mapped anew, and another user watches them there. Kernels before 6.14 let every user end
+/// that watch; a second watch by the same monitor can be ended with any kernel.
+#[test]
+fn what_somebody_else_watches_by_now_stays_watched() {
+    let Some(bench) = copying() else { return };
+    let other = Monitor::for_test(Mappings::open().unwrap()).unwrap();
+    let addr = map(LEN);
+    fill(addr, LEN, 1);
+    let watched = Span { start: addr + LEN / 2, end: addr + LEN };
+    let lease = bench.cache.get(addr, LEN, Access::READ).unwrap();
+    map_over(watched.start, watched.len());
+    protect(watched.start, watched.len(), libc::PROT_READ); // otherwise both parts become one mapping
+    assert!(bench.monitor.is_settled());
+    assert_eq!(bench.monitor.watch(watched, || true), Ok(Watched::Yes));
+    drop(lease);
+    drop(bench.cache); // deregisters all
+    assert_eq!(other.watch(watched, || true), Err(Errno(libc::EBUSY)));
 }

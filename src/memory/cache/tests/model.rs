@@ -104,6 +104,8 @@ struct Run {
     counters: Arc<Counters>,
     now: u64,
     next: u64,
+    /// What was unmapped or replaced, and the newest registration of that time.
+    gone: Vec<(Span, u64)>,
 }
 
 const TENTH_NS: u64 = crate::memory::cache::index::QUARANTINE_NS / 10;
@@ -167,8 +169,20 @@ impl Run {
     fn change(&mut self, span: Span, change: Change) {
         self.index.change(span, change, self.now);
         self.oracle.listed.retain(|known| !known.span.overlaps(span));
-        if change == Change::Discarded {
-            self.oracle.closed.push((span, self.now + 10 * TENTH_NS));
+        match change {
+            Change::Discarded => self.oracle.closed.push((span, self.now + 10 * TENTH_NS)),
+            Change::Gone => self.gone.push((span, self.next)),
+        }
+    }
+
+    /// Deregisters dead entries. No address is unwatched that was unmapped or replaced.
+    fn bury(&mut self) {
+        while let Some(entry) = self.index.next_dead() {
+            let gone = self.gone.iter().filter(|(_, newest)| entry.handle <= *newest);
+            for rest in entry.unwatch() {
+                assert!(entry.span.covers(rest));
+                assert!(gone.clone().all(|(span, _)| !span.overlaps(rest)), "{rest:?}");
+            }
         }
     }
 
@@ -230,7 +244,7 @@ proptest! {
         let limits = Limits { count, bytes };
         let oracle = Oracle { limits, listed: Vec::new(), closed: Vec::new(), uses: 0 };
         let (index, counters) = (Index::new(limits), Arc::default());
-        let mut run = Run { index, oracle, leases: Vec::new(), counters, now: 1, next: 0 };
+        let mut run = Run { index, oracle, leases: Vec::new(), counters, now: 1, next: 0, gone: Vec::new() };
         for step in steps {
             match step {
                 Step::Get { span, access, disturbed } => run.get(span, access, disturbed),
@@ -238,7 +252,7 @@ proptest! {
                 Step::Change(span, change) => run.change(span, change),
                 Step::Evict => assert_eq!(run.index.evict(), run.oracle.evict()),
                 Step::Wait(tenths) => run.now += tenths * TENTH_NS,
-                Step::Bury => while run.index.next_dead().is_some() {},
+                Step::Bury => run.bury(),
             }
             run.check();
         }
@@ -247,8 +261,22 @@ proptest! {
             run.release(0);
         }
         run.index.clear();
-        while run.index.next_dead().is_some() {}
+        run.bury();
         let end = run.counters.snapshot();
         prop_assert_eq!((end.pinned, end.registrations), (0, end.deregistrations));
     }
+}
+
+#[test]
+fn the_rest_of_an_entry_is_unwatched() {
+    let mut index = Index::new(Limits { count: 8, bytes: 64 });
+    let account = Account::open(&Arc::default(), 8);
+    let entry = Entry::leased(0u64, account, Span { start: 10, end: 18 }, Access::READ);
+    assert!(index.insert(&entry));
+    assert!(matches!(index.release(entry), Released::Held));
+    index.change(Span { start: 12, end: 13 }, Change::Gone, 1);
+    index.change(Span { start: 14, end: 15 }, Change::Gone, 1); // it is dead already
+    index.change(Span { start: 18, end: 20 }, Change::Gone, 1);
+    let rest: Vec<_> = index.next_dead().unwrap().unwatch().collect();
+    assert_eq!(rest, [Span { start: 10, end: 12 }, Span { start: 15, end: 18 }]);
 }
