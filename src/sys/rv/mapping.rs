@@ -1,6 +1,7 @@
 //! A mapping that the module, or in tests its double, writes.
 
 use crate::sys::errno::{Errno, Result};
+use crate::sys::process::Home;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
@@ -10,6 +11,7 @@ use std::ptr::NonNull;
 pub(super) struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    home: Home,
 }
 
 // SAFETY: plain memory; its users decide how it is accessed.
@@ -35,7 +37,8 @@ impl Mapping {
         }
         // SAFETY: a mapping made here. If the kernel refuses, children inherit it, as by default.
         unsafe { libc::madvise(base, len, libc::MADV_DONTFORK) };
-        NonNull::new(base.cast()).map(|base| Self { base, len }).ok_or(Errno(libc::ENOMEM))
+        let base = NonNull::new(base.cast()).ok_or(Errno(libc::ENOMEM))?;
+        Ok(Self { base, len, home: Home::here() })
     }
 
     pub(super) fn base(&self) -> NonNull<u8> {
@@ -49,7 +52,37 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping made by `new`, to which nothing refers any more.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+        // In a forked child another mapping may be there.
+        if self.home.is_here() {
+            // SAFETY: the mapping made by `new`, to which nothing refers any more.
+            unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forked_child_unmaps_nothing() {
+        let len = crate::sys::process::page_size();
+        let mapping = Mapping::new(None, len, false).unwrap();
+        // SAFETY: the child makes only system calls, and exits without returning.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let at = mapping.base().as_ptr().cast::<libc::c_void>();
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+            // SAFETY: the child has no mapping there.
+            let own = unsafe { libc::mmap(at, len, libc::PROT_READ, flags, -1, 0) };
+            drop(mapping);
+            let stays = own == at && crate::sys::process::may_read(at.addr());
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(!stays)) };
+        }
+        let mut status = -1;
+        // SAFETY: the child made above, and a live local.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
     }
 }
