@@ -5,14 +5,14 @@
 use super::clock::{self, Deadline};
 use super::errno::Result;
 use super::event::{Doorbell, Epoll, Watched};
+use super::fork_lock;
 use super::numbers::NumberMap;
 use super::process::Home;
 use super::thread::Thread;
 use crate::telemetry::log;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Stack of the thread, bytes.
 const STACK: usize = 256 * 1024;
@@ -20,8 +20,6 @@ const STACK: usize = 256 * 1024;
 const BELL: u64 = 0;
 /// How often a task has a turn whose descriptors cannot be watched, nanoseconds.
 const UNWATCHED_NS: u64 = 10_000_000;
-/// Longest wait for the lock of a process whose thread forked while another one held it.
-const PATIENCE_NS: u64 = 1_000_000_000;
 
 /// What a task waits for after a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,25 +82,10 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The place of the hub. `None`: this process was forked while a thread held it.
-fn place() -> Option<MutexGuard<'static, Option<Arc<Hub>>>> {
-    let until = clock::now_ns() + PATIENCE_NS;
-    loop {
-        match HUB.try_lock() {
-            Ok(place) => return Some(place),
-            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) if clock::now_ns() < until => {
-                std::thread::sleep(Duration::from_micros(100));
-            }
-            Err(TryLockError::WouldBlock) => return None,
-        }
-    }
-}
-
 /// Adds a task: its first turn is at once. `links`: what `Rest::watches` means. Errors: EAGAIN when the system has no
 /// more threads; EMFILE, ENFILE, ENOMEM; the system's reason where threads or sets of descriptors are forbidden.
 pub(crate) fn add(task: Box<dyn Task>, links: Vec<Watched>) -> Result<Ticket> {
-    let Some(mut place) = place() else { return Hub::open()?.add(task, links) };
+    let Some(mut place) = fork_lock::lock(&HUB) else { return Hub::open()?.add(task, links) };
     let hub = match place.take() {
         Some(hub) if hub.home.is_here() && !locked(&hub.members).ends => hub,
         // A forked child has its parent's, and no thread of it.
@@ -235,7 +218,7 @@ impl Hub {
 
     /// Ends a task: it has no turn after this has returned. The last one ends the thread.
     fn remove(self: &Arc<Self>, token: u64) {
-        let mut place = place();
+        let mut place = fork_lock::lock(&HUB);
         let mut members = locked(&self.members);
         let Some(member) = members.list.remove(&token) else { return };
         let thread = if members.list.is_empty() { members.thread.take() } else { None };
@@ -297,6 +280,7 @@ mod tests {
     use std::os::unix::net::UnixDatagram;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
 
     const LONG: Duration = Duration::from_secs(20);
 

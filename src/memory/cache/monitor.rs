@@ -24,6 +24,7 @@
 use super::span::Span;
 use crate::sys::Errno;
 use crate::sys::event::{Doorbell, wait_any};
+use crate::sys::fork_lock;
 use crate::sys::mappings::{Mapping, Mappings};
 use crate::sys::process::ForkMark;
 use crate::sys::thread::Thread;
@@ -139,28 +140,17 @@ const REMEDY: &str = "Allow userfaultfd: `sysctl -w vm.unprivileged_userfaultfd=
 impl Monitor {
     /// The monitor of this process, which lives as long as it is referenced. Error: what the system lacks.
     pub(crate) fn shared() -> Result<Arc<Self>, Lack> {
-        let usable = |monitor: &Arc<Self>| !monitor.inner.mark.is_child();
-        let there = lock(&SHARED).upgrade();
-        if let Some(monitor) = there {
-            if usable(&monitor) {
-                return Ok(monitor);
-            }
+        let start = || {
+            Self::start(Mappings::open).map(Arc::new).map_err(|(what, error)| Lack { what, error })
+        };
+        // Other threads wait: too many monitors would start at once.
+        let Some(mut shared) = fork_lock::lock(&SHARED) else { return start() };
+        if let Some(monitor) = shared.upgrade().filter(|monitor| !monitor.inner.mark.is_child()) {
+            return Ok(monitor);
         }
-        let new =
-            Arc::new(Self::start(Mappings::open).map_err(|(what, error)| Lack { what, error })?);
-        let mut slot = lock(&SHARED);
-        match slot.upgrade().filter(usable) {
-            Some(other) => {
-                drop(slot); // ends the new one outside of the lock
-                Ok(other)
-            }
-            None => {
-                let old = std::mem::replace(&mut *slot, Arc::downgrade(&new));
-                drop(slot);
-                drop(old);
-                Ok(new)
-            }
-        }
+        let new = start()?;
+        *shared = Arc::downgrade(&new);
+        Ok(new)
     }
 
     fn start(

@@ -116,3 +116,22 @@ fn forbid_userfaultfd() -> std::io::Result<()> {
         ))
     }
 }
+
+#[test]
+fn many_threads_share_one_monitor() {
+    alone("memory::cache::tests::process::many_threads_share_one_monitor", &[], || {
+        if super::monitor().is_none() {
+            return; // it has ended again
+        }
+        let start = std::sync::Barrier::new(32);
+        let monitors: Vec<_> = std::thread::scope(|scope| {
+            let open = || {
+                start.wait();
+                crate::memory::cache::Monitor::shared()
+            };
+            let threads: Vec<_> = (0..32).map(|_| scope.spawn(open)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect()
+        });
+        assert!(monitors.iter().all(|monitor| std::sync::Arc::ptr_eq(monitor, &monitors[0])));
+    });
+}
