@@ -54,7 +54,7 @@ use crate::sys::process::{ForkMark, page_size};
 use crate::sys::{Errno, clock};
 use crate::telemetry::log;
 use index::{Entry, Index, Pending, Released};
-use monitor::{Subscriber, Watched, lock};
+use monitor::{Lack, Subscriber, Watched, lock};
 use shared::Shared;
 use statistics::{Account, count};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -150,11 +150,13 @@ impl<R: Registrar> Cache<R> {
         let mut watched = None;
         if let Some(monitor) = shared.monitor.clone() {
             let subscriber: Arc<dyn Subscriber> = shared.clone();
-            if monitor.subscribe(subscriber.clone()) {
-                watched = Worker::start(&shared).ok().map(|worker| (subscriber.clone(), worker));
-            }
-            if watched.is_none() {
-                monitor.unsubscribe(&subscriber);
+            monitor.subscribe(subscriber.clone());
+            match Worker::start(&shared) {
+                Ok(worker) => watched = Some((subscriber, worker)),
+                Err(error) => {
+                    monitor.unsubscribe(&subscriber);
+                    Lack { what: "thread", error }.tell();
+                }
             }
         }
         if watched.is_none() {

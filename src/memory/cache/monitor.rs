@@ -33,8 +33,8 @@ use crate::telemetry::log;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Most caches at a time: one per protection domain.
-const SUBSCRIBERS: usize = 64;
+/// Caches for which there is room at first: one per protection domain.
+const SUBSCRIBERS: usize = 16;
 /// How often [`Monitor::is_settled`] asks again while a change is in progress: about 10 µs.
 const TRIES: usize = 40;
 const STACK: usize = 128 * 1024;
@@ -85,7 +85,7 @@ struct Inner {
     reading: Mutex<()>,
     /// True while `reading` is held for that purpose.
     applying: AtomicBool,
-    subscribers: Mutex<[Option<Arc<dyn Subscriber>>; SUBSCRIBERS]>,
+    subscribers: Mutex<Vec<Arc<dyn Subscriber>>>,
 }
 
 /// The monitor of this process.
@@ -113,8 +113,8 @@ static SHARED: Mutex<Weak<Monitor>> = Mutex::new(Weak::new());
 /// What the system lacks for a monitor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Lack {
-    what: &'static str,
-    error: Errno,
+    pub(super) what: &'static str,
+    pub(super) error: Errno,
 }
 
 impl std::fmt::Display for Lack {
@@ -127,15 +127,18 @@ impl Lack {
     /// Warns that nothing is kept because of it.
     #[cold]
     pub(crate) fn tell(&self) {
+        let forbidden = matches!(self.error.0, libc::EPERM | libc::EACCES | libc::ENOSYS);
+        let remedy = if self.what == USERFAULTFD && forbidden { REMEDY } else { "" };
         log::limited!(
             cause: self.error.0,
-            "registrations with RDMA devices are not cached, and each long message makes its own, which is slower ({self}). {REMEDY}"
+            "registrations with RDMA devices are not cached, and each long message makes its own, which is slower ({self}). {remedy}FI_UDRV_CACHE=off says that this is wanted"
         );
     }
 }
 
-/// What makes userfaultfd work for a user, or ends the warning.
-const REMEDY: &str = "Allow userfaultfd: `sysctl -w vm.unprivileged_userfaultfd=1`, or in a container a seccomp profile that has it; FI_UDRV_CACHE=off says that this is wanted";
+const USERFAULTFD: &str = "userfaultfd";
+/// What makes it work for a user.
+const REMEDY: &str = "Allow userfaultfd: `sysctl -w vm.unprivileged_userfaultfd=1`, or in a container a seccomp profile that has it. ";
 
 impl Monitor {
     /// The monitor of this process, which lives as long as it is referenced. Error: what the system lacks.
@@ -158,7 +161,7 @@ impl Monitor {
     ) -> Result<Self, (&'static str, Errno)> {
         let inner = Arc::new(Inner {
             userfaultfd: Userfaultfd::open().map_err(|e| {
-                (if e.0 == libc::EDEADLK { "userfaultfd under valgrind" } else { "userfaultfd" }, e)
+                (if e.0 == libc::EDEADLK { "userfaultfd under valgrind" } else { USERFAULTFD }, e)
             })?,
             mappings: mappings().map_err(|e| ("/proc/self/maps", e))?,
             mark: ForkMark::new().map_err(|e| ("MADV_WIPEONFORK", e))?,
@@ -167,7 +170,7 @@ impl Monitor {
             watching: Mutex::new(()),
             reading: Mutex::new(()),
             applying: AtomicBool::new(false),
-            subscribers: Mutex::new([const { None }; SUBSCRIBERS]),
+            subscribers: Mutex::new(Vec::with_capacity(SUBSCRIBERS)),
         });
         let mine = inner.clone();
         let thread = Thread::start(c"udrv-monitor", STACK, move || mine.run());
@@ -193,29 +196,30 @@ impl Monitor {
         self.inner.userfaultfd.is_changing()
     }
 
-    /// Reports changes to `cache` from now on. False: there are too many caches.
-    pub(super) fn subscribe(&self, cache: Arc<dyn Subscriber>) -> bool {
-        let mut slots = lock(&self.inner.subscribers);
-        match slots.iter_mut().find(|slot| slot.is_none()) {
-            Some(slot) => {
-                *slot = Some(cache);
-                true
+    /// Reports changes to `cache` from now on.
+    pub(super) fn subscribe(&self, cache: Arc<dyn Subscriber>) {
+        let mut more = Vec::new();
+        loop {
+            let mut caches = lock(&self.inner.subscribers);
+            if more.capacity() > caches.capacity() {
+                more.append(&mut caches); // has room for them
+                std::mem::swap(&mut more, &mut caches);
             }
-            None => {
-                drop(slots);
-                drop(cache);
-                false
+            if caches.len() < caches.capacity() {
+                return caches.push(cache);
             }
+            let room = 2 * caches.capacity();
+            drop(caches);
+            more = Vec::with_capacity(room); // outside of the lock
         }
     }
 
     /// Ends the reports to `cache`.
     pub(super) fn unsubscribe(&self, cache: &Arc<dyn Subscriber>) {
-        let mut slots = lock(&self.inner.subscribers);
-        let slot =
-            slots.iter_mut().find(|slot| slot.as_ref().is_some_and(|c| Arc::ptr_eq(c, cache)));
-        let gone = slot.and_then(Option::take);
-        drop(slots);
+        let mut caches = lock(&self.inner.subscribers);
+        let place = caches.iter().position(|other| Arc::ptr_eq(other, cache));
+        let gone = place.map(|place| caches.swap_remove(place));
+        drop(caches);
         drop(gone); // outside of the lock
     }
 
@@ -320,7 +324,7 @@ impl Inner {
     }
 
     fn tell(&self, span: Span, change: Change) {
-        for cache in lock(&self.subscribers).iter().flatten() {
+        for cache in lock(&self.subscribers).iter() {
             cache.on_change(span, change);
         }
     }
@@ -339,7 +343,7 @@ impl Inner {
     }
 
     fn is_needed(&self, span: Span) -> bool {
-        lock(&self.subscribers).iter().flatten().any(|cache| cache.needs(span))
+        lock(&self.subscribers).iter().any(|cache| cache.needs(span))
     }
 
     /// Fails for memory that was unmapped, or maps a file now, which need not be watched.

@@ -8,6 +8,7 @@ use super::{PAGE, cache_of, monitor, own_monitor};
 use crate::memory::cache::{Access, BLOCK, Cache, Limits, Refusal, Registrar, Span};
 use crate::memory::declared::declare;
 use crate::sys::Errno;
+use crate::telemetry::log::captured;
 
 #[test]
 fn the_oldest_goes_first() {
@@ -152,6 +153,42 @@ fn without_a_monitor_nothing_is_kept() {
         assert_eq!(device.registered_bytes(), 0);
         assert_eq!((cache.statistics().uncached, cache.statistics().entries), (3, 0));
     }
+}
+
+#[test]
+fn a_process_may_have_many_caches() {
+    let Some(monitor) = own_monitor() else { return };
+    let addr = map(PAGE);
+    let caches: Vec<_> =
+        (0..100).map(|_| cache_of(Copying::new(), Some(monitor.clone()))).collect();
+    for cache in &caches {
+        drop(cache.get(addr, PAGE, Access::READ).unwrap());
+        drop(cache.get(addr, PAGE, Access::READ).unwrap());
+        assert_eq!(cache.statistics().hits, 1);
+    }
+    map_over(addr, PAGE);
+    assert!(monitor.is_settled());
+    assert!(caches.iter().all(|cache| cache.statistics().invalidations == 1));
+}
+
+#[test]
+fn without_a_thread_nothing_is_kept_and_the_log_says_so() {
+    alone(
+        "memory::cache::tests::limits::without_a_thread_nothing_is_kept_and_the_log_says_so",
+        &[Without::Root],
+        || {
+            let Some(monitor) = own_monitor() else { return };
+            captured::begin();
+            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: a live local.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NPROC, &none) }, 0);
+            let cache = cache_of(Copying::new(), Some(monitor));
+            drop(cache.get(map(PAGE), PAGE, Access::READ).unwrap());
+            assert_eq!(cache.statistics().uncached, 1);
+            let lines = captured::lines_with("(thread: ");
+            assert!(matches!(&lines[..], [line] if !line.contains("sysctl")), "{lines:?}");
+        },
+    );
 }
 
 #[test]
