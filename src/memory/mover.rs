@@ -274,12 +274,8 @@ impl Import {
 impl Drop for Import {
     fn drop(&mut self) {
         let Some(open) = self.open.as_ref().filter(|_| self.home.is_here()) else { return };
-        let (Some(cuda), lane) = (Cuda::get(), borrow(self.site).ok().map(|(_, lane)| lane)) else {
-            return;
-        };
         // A driver that is shut down has closed it.
-        let _ = cuda.close(open, lane.as_ref());
-        lane.into_iter().for_each(|lane| give_back(self.site, lane));
+        let _ = Cuda::get().map(|cuda| cuda.close(open));
     }
 }
 

@@ -37,6 +37,8 @@ struct block {
 	ptr base;
 };
 
+/* An allocation of a pool of the test's own has at least so many bytes, of which the first are used. */
+static size_t of_pool_least;
 static __thread ptr spare[SPARE_MAX];
 static __thread int spares;
 
@@ -91,7 +93,7 @@ static inline ptr make_block(struct block *block, enum kind kind, size_t len)
 	case LEGACY: SAME(cuMemAlloc_v2(&block->at, len), 0); break;
 	case MAPPED: case UNSHARED: map_block(block, len, kind == MAPPED); return block->at;
 	case POOL:
-		SAME(cuMemAllocFromPoolAsync(&block->at, len, shared_pool(), NULL), 0);
+		SAME(cuMemAllocFromPoolAsync(&block->at, len > of_pool_least ? len : of_pool_least, shared_pool(), NULL), 0);
 		SAME(cuStreamSynchronize(NULL), 0);
 		break;
 	case DEFAULT_POOL:

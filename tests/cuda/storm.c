@@ -11,6 +11,8 @@
  * storm ROUNDS shared, unshared, kinds: the kind of each is drawn, of those that other processes can open; that they cannot;
  * and of all, the host's too (kinds.h).
  *
+ * storm ROUNDS long: each is of a pool, and so long that drivers fail to import it.
+ *
  * storm ROUNDS apart: each process sees another device as its first.
  *
  * storm ROUNDS filtered: and no process may attach to another one.
@@ -41,6 +43,7 @@ struct slot {
 struct draw { const char *name; int from, to; };
 static const struct draw draws[] = {
 	{ "pools", LEGACY, KINDS }, { "shared", LEGACY, POOL }, { "unshared", UNSHARED, DEFAULT_POOL }, { "kinds", LEGACY, PLAIN },
+	{ "long", POOL, POOL },
 	{ 0 },
 };
 
@@ -189,5 +192,7 @@ int main(int argc, char **argv)
 		CHECK(survivors != MAP_FAILED);
 		return !run_story(allocate_and_exchange, false, 60) && *survivors == 1 ? 0 : 1;
 	}
+	if (draw && draw->from == POOL)
+		of_pool_least = 6ul << 30;
 	return run_story(allocate_and_exchange, false, 60) ? 0 : 1;
 }

@@ -144,7 +144,10 @@ api! {
         if addr == 0 {
             return Ok(());
         }
-        drain_blocking()?;
+        // For memory of a pool it waits for nothing.
+        if !with(|model| Ok(model.is_of_pool(addr)))? {
+            drain_blocking()?;
+        }
         with(|model| model.free(addr))
     }
     fn cuMemFreeHost(addr: Pointer) {

@@ -51,6 +51,8 @@ pub(crate) struct Pool {
     pub(crate) owner: u32,
     pub(crate) types: u32,
     pub(crate) ordinal: i32,
+    /// Its descriptor was asked for, which must precede the export of pointers.
+    pub(crate) exported: AtomicBool,
 }
 
 /// One allocation, or one registration of host memory.
@@ -131,10 +133,10 @@ impl Allocation {
         }
     }
 
-    /// The same for what is of a pool that may be exported.
+    /// The same for what is of a pool that was exported.
     pub(crate) fn exported_of_pool(&self) -> Option<(i32, usize)> {
         match &self.kind {
-            Kind::Pool(mapping, Some((_, pool))) if pool.types & POSIX_FD != 0 => {
+            Kind::Pool(mapping, Some((_, pool))) if pool.exported.load(Ordering::Relaxed) => {
                 Some((mapping.fd(), mapping.len()))
             }
             _ => None,
@@ -148,11 +150,17 @@ impl Allocation {
         }
     }
 
-    /// Ends it. A violation if copies are queued.
+    /// Ends it. A violation if copies are queued, or another process has imported it from its pool.
     pub(crate) fn end(&self) {
         if self.queued.load(Ordering::Acquire) != 0 {
             violation(&format!(
                 "memory at {:#x} is given up while copies of it are queued",
+                self.base
+            ));
+        }
+        if matches!(&self.kind, Kind::Pool(mapping, _) if mapping.is_held()) {
+            violation(&format!(
+                "memory of a pool at {:#x} is freed before another process has freed its import",
                 self.base
             ));
         }

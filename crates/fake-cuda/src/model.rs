@@ -201,6 +201,11 @@ impl Model {
         self.add(len, mapping, |mapping| Kind::Host(Some(mapping)))
     }
 
+    pub(crate) fn is_of_pool(&self, addr: usize) -> bool {
+        let is = |found: &Arc<Allocation>| matches!(found.kind, Kind::Pool(..) | Kind::OfPool(_));
+        self.find(addr).is_some_and(is)
+    }
+
     pub(crate) fn free(&mut self, base: usize) -> Answer {
         let right = |kind: &Kind| {
             matches!(kind, Kind::Device(_) | Kind::Managed(_) | Kind::Pool(..) | Kind::OfPool(_))

@@ -6,6 +6,7 @@ use crate::model::{
     OUT_OF_MEMORY,
 };
 use crate::sys::{self, Mapping};
+use crate::verify::violation;
 use std::collections::HashMap;
 use std::io::{Read, Seek, Write};
 use std::os::fd::OwnedFd;
@@ -14,6 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// cuMemCreate takes multiples of this, bytes.
 pub(crate) const GRANULARITY: usize = 2 << 20;
+/// The driver 580.126.20 dies of SIGSEGV at the import of a longer allocation of a pool, bytes.
+const POOL_IMPORT_MAX: u64 = 5248 << 20;
 
 /// The handles of both.
 #[derive(Default)]
@@ -142,7 +145,7 @@ impl Model {
         let owner = std::process::id();
         let mut writer = std::fs::File::from(file.try_clone().map_err(|_| OUT_OF_MEMORY)?);
         writer.write_all(&owner.to_ne_bytes()).map_err(|_| OUT_OF_MEMORY)?;
-        Ok(self.keep_pool(Pool { file, owner, types, ordinal }))
+        Ok(self.keep_pool(Pool { file, owner, types, ordinal, exported: AtomicBool::new(false) }))
     }
 
     fn keep_pool(&mut self, pool: Pool) -> usize {
@@ -165,6 +168,7 @@ impl Model {
         if pool.types & POSIX_FD == 0 || pool.owner != std::process::id() {
             return Err(INVALID_VALUE);
         }
+        pool.exported.store(true, Ordering::Relaxed);
         pool.file.try_clone().map_err(|_| OUT_OF_MEMORY)
     }
 
@@ -174,7 +178,8 @@ impl Model {
         reader.rewind().and_then(|()| reader.read_exact(&mut owner)).map_err(|_| INVALID_VALUE)?;
         let owner = u32::from_ne_bytes(owner);
         let ordinal = self.context().map_or(0, |(_, ordinal)| ordinal);
-        Ok(self.keep_pool(Pool { file, owner, types: POSIX_FD, ordinal }))
+        let exported = AtomicBool::new(false);
+        Ok(self.keep_pool(Pool { file, owner, types: POSIX_FD, ordinal, exported }))
     }
 
     /// `handle`: 0 for the default pool.
@@ -200,8 +205,14 @@ impl Model {
         if pool.owner != what.pid {
             return Err(INVALID_HANDLE);
         }
+        if what.len > POOL_IMPORT_MAX {
+            violation("an allocation of a pool is imported that is longer than a driver survives");
+        }
         let place = (0, pool.ordinal);
         let mapping = self.mapping_of(what)?;
+        if !mapping.hold() {
+            return Err(OUT_OF_MEMORY);
+        }
         Ok(self.add_at(mapping.base, what.len as usize, place, Kind::OfPool(mapping)))
     }
 }

@@ -100,6 +100,16 @@ impl Mapping {
         self.shadow + (addr - self.base)
     }
 
+    /// Holds the bytes of another process until the mapping ends, or this process. False: the kernel refuses that.
+    pub(crate) fn hold(&self) -> bool {
+        lock(&self.fd, libc::F_OFD_SETLK, libc::F_RDLCK).is_some()
+    }
+
+    /// Whether another process holds the bytes.
+    pub(crate) fn is_held(&self) -> bool {
+        lock(&self.fd, libc::F_OFD_GETLK, libc::F_WRLCK) != Some(libc::F_UNLCK)
+    }
+
     /// A word behind the bytes.
     pub(crate) fn word(&self, which: usize) -> &AtomicU64 {
         let at = self.shadow + self.len + which.min(WORDS - 1) * 8;
@@ -156,6 +166,16 @@ pub(crate) fn file(len: usize) -> Option<OwnedFd> {
 pub(crate) fn len_of(file: &OwnedFd) -> Option<usize> {
     let file = std::fs::File::from(file.try_clone().ok()?);
     (file.metadata().ok()?.len() as usize).checked_sub(PAGE)
+}
+
+/// A lock of a whole file, of the open file description; what fcntl(2) answers. `None`: an error.
+fn lock(file: &OwnedFd, command: i32, kind: i32) -> Option<i32> {
+    // SAFETY: all zeros are a lock: of the whole file, from its begin on.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as i16;
+    // SAFETY: a live descriptor and a local.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) };
+    (result == 0).then_some(i32::from(lock.l_type))
 }
 
 /// A descriptor that the program lends, as one of the double's own.

@@ -90,7 +90,7 @@ functions! { Sharing
     destroy_pool c"cuMemPoolDestroy" (u64);
     export_pointer c"cuMemPoolExportPointer" (*mut IpcHandle, u64);
     import_pointer c"cuMemPoolImportPointer" (*mut u64, u64, *const IpcHandle);
-    free c"cuMemFreeAsync" (u64, *mut c_void);
+    free c"cuMemFree_v2" (u64);
     device c"cuCtxGetDevice" (*mut c_int);
 }
 
@@ -134,7 +134,7 @@ pub(crate) struct Allocation {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lane {
     context: usize,
-    pub(super) stream: usize,
+    stream: usize,
     event: usize,
 }
 
@@ -142,7 +142,7 @@ pub(super) fn done(result: c_int) -> Result<(), Failure> {
     if result == 0 { Ok(()) } else { Err(Failure(result)) }
 }
 
-pub(super) fn handle(number: usize) -> Handle {
+fn handle(number: usize) -> Handle {
     std::ptr::with_exposed_provenance_mut(number)
 }
 

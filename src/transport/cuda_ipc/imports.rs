@@ -48,6 +48,8 @@ struct Entry<T> {
     extent: Extent,
     open: Arc<T>,
     used: u64,
+    /// It stays open when no access uses it. Memory of a pool does not: its owner must not free it before.
+    kept: bool,
 }
 
 impl<T> Entry<T> {
@@ -91,7 +93,8 @@ impl Imports<Import> {
         let Record { start, len, handle, kind, .. } = record;
         let fd = if kind == Kind::Handle { None } else { Some(self.descriptor(name, &record)?) };
         let part = Part { kind, handle, fd, len: len as usize };
-        self.add((name, site, Extent { start, len }), most, || Import::open(site, &part))
+        let kept = kind != Kind::Pool;
+        self.add((name, site, Extent { start, len }, kept), most, || Import::open(site, &part))
     }
 
     /// The descriptor of an allocation, which its owner is asked for.
@@ -135,7 +138,7 @@ impl<T> Imports<T> {
 
     fn add(
         &mut self,
-        (name, site, extent): (Name, Site, Extent),
+        (name, site, extent, kept): (Name, Site, Extent, bool),
         most: usize,
         mut open: impl FnMut() -> Result<T, Failure>,
     ) -> Result<Arc<T>, Refusal> {
@@ -154,7 +157,7 @@ impl<T> Imports<T> {
             opened = open();
         }
         let open = Arc::new(opened.map_err(Refusal::Driver)?);
-        let entry = Entry { name, site, extent, open: Arc::clone(&open), used: self.clock };
+        let entry = Entry { name, site, extent, open: Arc::clone(&open), used: self.clock, kept };
         self.entries.push(entry);
         Ok(open)
     }
@@ -165,6 +168,11 @@ impl<T> Imports<T> {
         let Some((at, _)) = idle.min_by_key(|(_, entry)| entry.used) else { return false };
         self.entries.swap_remove(at);
         true
+    }
+
+    /// Closes those that no access uses, and that are not kept: before the owner learns that an access has ended.
+    pub(super) fn release(&mut self) {
+        self.entries.retain(|entry| entry.kept || !entry.is_idle());
     }
 
     /// Closes those of a process that are idle: an endpoint of it, or of one that had its id, has departed.
@@ -205,7 +213,8 @@ mod tests {
         if let Some(open) = imports.find(name, DOUBLE) {
             return Ok(open);
         }
-        imports.add((name, DOUBLE, Extent { start, len: 100 }), most, || {
+        let kept = name.1 % 10 != 9;
+        imports.add((name, DOUBLE, Extent { start, len: 100 }, kept), most, || {
             assert!(driver.borrow_mut().insert(name.1), "opened twice");
             Ok(Mapping(driver, name.1))
         })
@@ -244,20 +253,38 @@ mod tests {
     }
 
     #[test]
+    fn memory_of_a_pool_is_open_while_accesses_use_it() {
+        let driver = RefCell::default();
+        let mut imports = Imports::new();
+        let use_it = |imports: &mut Imports<_>| open(imports, &driver, (name(1, 9), 0), 9);
+        let [one, other] = [(); 2].map(|()| use_it(&mut imports).unwrap());
+        open(&mut imports, &driver, (name(1, 1), 1000), 9).unwrap();
+        drop(one);
+        imports.release();
+        assert_eq!(*driver.borrow(), HashSet::from([1, 9]), "another access uses it");
+        drop(other);
+        imports.release();
+        assert_eq!(*driver.borrow(), HashSet::from([1]));
+    }
+
+    #[test]
     fn older_openings_that_are_in_the_way_are_closed() {
         let driver = RefCell::default();
         let mut imports = Imports::new();
         open(&mut imports, &driver, (name(1, 1), 0), 9).unwrap();
         let mut answers = [Err(ALREADY_MAPPED), Ok(())].into_iter();
-        let opened = imports.add((name(2, 2), DOUBLE, Extent { start: 0, len: 1 }), 9, || {
-            answers.next().unwrap().map(|()| {
-                driver.borrow_mut().insert(2);
-                Mapping(&driver, 2)
-            })
-        });
+        let opened =
+            imports.add((name(2, 2), DOUBLE, Extent { start: 0, len: 1 }, true), 9, || {
+                answers.next().unwrap().map(|()| {
+                    driver.borrow_mut().insert(2);
+                    Mapping(&driver, 2)
+                })
+            });
         assert!(opened.is_ok() && *driver.borrow() == HashSet::from([2]));
         let refused =
-            imports.add((name(3, 3), DOUBLE, Extent { start: 0, len: 1 }), 9, || Err(Failure(217)));
+            imports.add((name(3, 3), DOUBLE, Extent { start: 0, len: 1 }, true), 9, || {
+                Err(Failure(217))
+            });
         assert_eq!(refused.err(), Some(Refusal::Driver(Failure(217))));
     }
 

@@ -12,6 +12,9 @@
 //! allocation for nobody (the default pool, containers, devices without peer access), the bytes are copied through the host,
 //! and one line says why.
 //!
+//! An allocation stays open for later accesses, but not one of a pool: its owner must not free it before all others have, and
+//! learns only of the end of an access. Its descriptor is asked for anew by each message.
+//!
 //! Not run on a GPU; on a double only.
 
 pub(crate) mod config;
@@ -75,16 +78,21 @@ struct Peer {
     unfilled: (u8, u64),
 }
 
-/// An access in progress. Who drops it waits for its end.
+/// An access in progress. Who drops it waits for its end. The order of its fields is that in which they are dropped: the owner
+/// of the memory learns of the end when all copies have ended, and memory of a pool is closed.
 #[derive(Debug)]
 struct AccessBegun {
     peer: PeerId,
     token: u64,
     /// One for each allocation. None: a flush.
     transfers: Vec<Transfer>,
-    /// Dropped after the transfer.
+    _unkept: Unkept,
     entered: Option<Entered>,
 }
+
+/// Closes memory of pools that no access uses any more when it is dropped.
+#[derive(Debug)]
+struct Unkept;
 
 /// A part of an access: bytes of one allocation.
 struct Part {
@@ -99,9 +107,10 @@ struct Entered {
     table: Arc<Foreign>,
     name: permits::Name,
     stream: Stream,
-    /// What its end without success tells the owner, and with it.
-    failed: Outcome,
-    done: Outcome,
+    /// Its owner is told how the access ends.
+    notify: bool,
+    /// What its end tells the owner.
+    outcome: Outcome,
 }
 
 /// Accesses of one stream keep their order: those of one context that change device memory.
@@ -153,8 +162,16 @@ impl Named {
 }
 
 impl Entered {
-    fn leave(&self, outcome: Outcome) {
-        self.table.permit(self.name).into_iter().for_each(|permit| permit.leave(outcome));
+    /// `None`: the permit is withdrawn. An access that is not begun ends in silence: the memory is filled in another way.
+    fn new(table: Arc<Foreign>, name: permits::Name, stream: Stream, notify: bool) -> Option<Self> {
+        let enters = table.permit(name)?.enter();
+        enters.then_some(Self { table, name, stream, notify, outcome: Outcome::Silent })
+    }
+
+    fn expect(&mut self, outcome: Outcome) {
+        if self.notify {
+            self.outcome = outcome;
+        }
     }
 }
 
@@ -163,17 +180,45 @@ impl AccessBegun {
         self.transfers.iter().try_fold(true, |all, one| Ok(one.has_ended()? && all))
     }
 
+    fn expect(&mut self, outcome: Outcome) {
+        self.entered.iter_mut().for_each(|entered| entered.expect(outcome));
+    }
+
     /// Its bytes are in place.
     fn succeed(mut self) {
-        if let Some(entered) = &mut self.entered {
-            entered.failed = entered.done;
+        self.expect(Outcome::Filled);
+    }
+
+    /// Starts its copies.
+    fn copy(&mut self, local: &SegmentList, parts: Vec<Part>, way: Way) -> Result<(), Refusal> {
+        let mut done = 0;
+        for Part { import, offset, len } in parts {
+            let begun = local.slice(done, len).begin_transfer(import, offset, way);
+            self.transfers.push(begun.map_err(Refusal::Driver)?);
+            done += len;
         }
+        Ok(())
+    }
+
+    /// Tells the owner of the memory that the access has ended, which is reported later.
+    fn leave(&mut self) {
+        if let Some(mut entered) = self.entered.take() {
+            self.transfers.clear();
+            drop(Unkept);
+            entered.expect(Outcome::Filled);
+        }
+    }
+}
+
+impl Drop for Unkept {
+    fn drop(&mut self) {
+        imports::of_process().release();
     }
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        self.leave(self.failed);
+        self.table.permit(self.name).into_iter().for_each(|permit| permit.leave(self.outcome));
     }
 }
 
@@ -224,16 +269,25 @@ impl CudaIpc {
             return Err(SendError::Again);
         }
         let table = self.table(peer, pid).map_err(|refusal| self.refuse(peer, pid, refusal))?;
-        let offset = named.offset.saturating_add(remote.offset);
-        let parts = self.open((named.place, named.tag), &table, site, (offset, local.len()));
-        let parts = parts.map_err(|refusal| self.refuse(peer, pid, refusal))?;
-        let entered = match named.permit {
-            Some(name) => {
-                Some(enter(table, name, stream, notify).ok_or(unreachable(libc::ESTALE))?)
-            }
-            None => None,
+        // Before it is opened: the owner of what is open frees it only after the access.
+        let enter = |name| {
+            Entered::new(Arc::clone(&table), name, stream, notify).ok_or(unreachable(libc::ESTALE))
         };
-        self.start(peer, local, &parts, (way, token), entered)
+        let entered = named.permit.map(enter).transpose()?;
+        let transfers = Vec::new();
+        let mut access = AccessBegun { peer, token, transfers, _unkept: Unkept, entered };
+        let offset = named.offset.saturating_add(remote.offset);
+        let begun = self
+            .open((named.place, named.tag), &table, site, (offset, local.len()))
+            .and_then(|parts| access.copy(local, parts, way));
+        if let Err(refusal) = begun {
+            drop(access);
+            return Err(self.refuse(peer, pid, refusal));
+        }
+        access.expect(Outcome::Failed);
+        self.peer_mut(peer).into_iter().for_each(|peer| peer.refusals = 0);
+        self.accesses.push_back(access);
+        Ok(Access::Begun)
     }
 
     /// The allocations that have `len` bytes from `offset` on, of which the first is that of a record.
@@ -274,33 +328,6 @@ impl CudaIpc {
         }
         let record = table.read(place, tag).map_err(Refusal::Record)?;
         Ok(Arc::new(Import::own(site, record.start, record.len)))
-    }
-
-    /// Starts the copies of an access that may begin.
-    fn start(
-        &mut self,
-        peer: PeerId,
-        local: &SegmentList,
-        parts: &[Part],
-        (way, token): (Way, u64),
-        mut entered: Option<Entered>,
-    ) -> Result<Access, SendError> {
-        let (mut transfers, mut done) = (Vec::with_capacity(parts.len()), 0);
-        for Part { import, offset, len } in parts {
-            match local.slice(done, *len).begin_transfer(Arc::clone(import), *offset, way) {
-                Ok(transfer) => transfers.push(transfer),
-                Err(failure) => {
-                    // A remote buffer that is not written comes in another way.
-                    entered.iter_mut().for_each(|entered| entered.failed = Outcome::Silent);
-                    let pid = self.peer(peer).map_or(0, |peer| peer.pid);
-                    return Err(self.refuse(peer, pid, Refusal::Driver(failure)));
-                }
-            }
-            done += len;
-        }
-        self.peer_mut(peer).into_iter().for_each(|peer| peer.refusals = 0);
-        self.accesses.push_back(AccessBegun { peer, token, transfers, entered });
-        Ok(Access::Begun)
     }
 
     /// An access to the peer's regions and remote buffers is in progress that one on this stream could overtake, or would
@@ -402,16 +429,18 @@ impl CudaIpc {
 
     /// Says why memory is not published.
     fn explain(failure: mover::Failure) {
-        if failure == mover::Failure::NOT_SHARED {
-            log::limited!(
+        match failure {
+            mover::Failure::NOT_SHARED => log::limited!(
                 "device memory of cuMemCreate or of a pool is copied through the host: it was made without CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"
-            );
-        } else {
-            log::limited!(
+            ),
+            mover::Failure::TOO_LONG => log::limited!(
+                "device memory of a pool is copied through the host: its allocation is longer than 4 GiB, which drivers fail to import"
+            ),
+            _ => log::limited!(
                 cause: failure.0,
                 "device memory is copied through the host: CUDA answers {} where a handle for other processes is asked for",
                 failure.0
-            );
+            ),
         }
     }
 
@@ -442,23 +471,6 @@ impl CudaIpc {
         self.lent.add(peer, key, given, token);
         Ok(Some(key))
     }
-}
-
-/// `None`: the permit is withdrawn.
-fn enter(
-    table: Arc<Foreign>,
-    name: permits::Name,
-    stream: Stream,
-    notify: bool,
-) -> Option<Entered> {
-    if !table.permit(name)?.enter() {
-        return None;
-    }
-    let [failed, done] = match notify {
-        true => [Outcome::Failed, Outcome::Filled],
-        false => [Outcome::Silent; 2],
-    };
-    Some(Entered { table, name, stream, failed, done })
 }
 
 impl Drop for CudaIpc {
@@ -554,9 +566,8 @@ impl OneSided for CudaIpc {
         }
         // Peers may wait in the same way for accesses of this endpoint that have ended.
         for access in &mut self.accesses {
-            let ended = !access.transfers.is_empty() && access.has_ended() == Ok(true);
-            if let Some(mut entered) = access.entered.take_if(|_| ended) {
-                entered.failed = entered.done;
+            if access.has_ended() == Ok(true) {
+                access.leave();
             }
         }
         self.lent.is_settled()
@@ -587,7 +598,8 @@ impl OneSided for CudaIpc {
         if self.accesses.iter().all(|access| access.peer != peer) {
             return Ok(Access::Moved(1));
         }
-        self.accesses.push_back(AccessBegun { peer, token, transfers: Vec::new(), entered: None });
+        let (transfers, entered) = (Vec::new(), None);
+        self.accesses.push_back(AccessBegun { peer, token, transfers, _unkept: Unkept, entered });
         Ok(Access::Begun)
     }
 }

@@ -217,6 +217,10 @@ fn publish_as(
     if door == 0 && record.kind != Kind::Handle {
         return Err(NONE);
     }
+    // A peer opens this kind for one access alone, and could never have both open.
+    if record.kind == Kind::Pool && next.is_some() {
+        return Err(Failure::NOT_SUPPORTED);
+    }
     let stays = known.is_some() && record.door == door && (next.is_none() || record.next == next);
     let number = known.unwrap_or(*turn % RECORDS);
     *turn += usize::from(known.is_none());
