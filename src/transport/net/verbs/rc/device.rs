@@ -1,7 +1,8 @@
 //! RC queue pairs of a real device.
 #![allow(unsafe_code)]
 
-use super::{Device, Event, Kept, Local, QueuePair, Rc, Region, STUCK_NS, WINDOWS};
+use super::link::{Device, Event, Kept, Local, QueuePair, Region};
+use super::{Rc, STUCK_NS, WINDOWS};
 use crate::memory::SegmentList;
 use crate::memory::cache::{Access, Lease, Refusal, Vigil};
 use crate::sys::Errno;

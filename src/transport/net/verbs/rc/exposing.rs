@@ -4,191 +4,20 @@
 //! connection. The cache's monitor watches the region's addresses; when their mapping changes, the registration ends
 //! too.
 
-use super::{Device, Link, Local, Posted, QueuePair, Rc, Region, conclude, register, tell_broken};
+use super::Rc;
+use super::exposed::resident;
+use super::link::{
+    Device, Link, Local, Posted, QueuePair, Region, conclude, register, tell_broken,
+};
 use crate::memory::SegmentList;
 use crate::sys::Errno;
-use crate::sys::numbers::NumberMap;
 use crate::telemetry::log;
-use crate::transport::net::agreement::pause::{Failures, PAUSE_NS};
 use crate::transport::net::agreement::{Agreement, Side};
-use crate::transport::net::bulk::key::{Key, Use};
-use crate::transport::net::bulk::{BulkSink, STALE, UNREGISTERED};
+use crate::transport::net::bulk::key::Key;
+use crate::transport::net::bulk::{STALE, UNREGISTERED};
 use crate::transport::net::verbs::rc::staging::Staging;
 use crate::transport::net::verbs::registrar::tell_refused;
 use crate::transport::{PeerId, Prepared, Put, Registered, Registration, STAGED_MAX, SendError};
-
-/// Most regions whose keys are advertised.
-const EXPOSED_MAX: usize = 1024;
-
-/// Most persistent registrations.
-const RESIDENTS_MAX: usize = 128;
-
-/// A range that peers may reach by direct RMA.
-struct Range<D: Device> {
-    /// The id of its region. Regions of the same memory share no registration: the key of one that ends has to end too.
-    region: u64,
-    addr: u64,
-    len: usize,
-    rights: (bool, bool),
-    registration: D::Exposed,
-    /// How many keys of it each peer has.
-    peers: NumberMap<PeerId, u32>,
-}
-
-impl<D: Device> Range<D> {
-    fn is(&self, region: u64, memory: &SegmentList, rights: (bool, bool)) -> bool {
-        let of = (self.region, self.addr, self.len, self.rights);
-        of == (region, memory.first_addr(), memory.len(), rights)
-    }
-}
-
-/// Memory that peers may reach by direct RMA. A registration is shared by all peers that have a key of the same range
-/// of a region, and ends with the last of these keys.
-pub(super) struct Exposed<D: Device> {
-    ranges: Vec<Range<D>>,
-    /// Bytes of all ranges.
-    bytes: usize,
-    /// Registrations made so far.
-    pub(super) made: u64,
-    /// The device's count of mapping changes at the last check.
-    seen: u64,
-    /// How often there was no room for a registration, and until when none is tried: an attempt takes the registrations
-    /// of messages away.
-    full: Failures,
-}
-
-impl<D: Device> Default for Exposed<D> {
-    fn default() -> Self {
-        Self { ranges: Vec::new(), bytes: 0, made: 0, seen: 0, full: Failures::default() }
-    }
-}
-
-impl<D: Device> Exposed<D> {
-    /// Ends the ranges for which `stays` is false.
-    fn retain(&mut self, mut stays: impl FnMut(&mut Range<D>) -> bool) {
-        let bytes = &mut self.bytes;
-        self.ranges.retain_mut(|range| {
-            let stays = stays(range);
-            *bytes -= if stays { 0 } else { range.len };
-            stays
-        });
-    }
-
-    /// Ends one key of `peer`, by the device's key.
-    pub(super) fn remove(&mut self, peer: PeerId, key: u32) {
-        self.retain(|range| {
-            if range.registration.rkey() == key {
-                let left = range.peers.remove(&peer).map_or(0, |count| count - 1);
-                if left > 0 {
-                    range.peers.insert(peer, left);
-                }
-            }
-            !range.peers.is_empty()
-        });
-    }
-
-    /// Ends all keys of `peer`.
-    pub(super) fn forget(&mut self, peer: PeerId) {
-        self.retain(|range| {
-            range.peers.remove(&peer);
-            !range.peers.is_empty()
-        });
-    }
-
-    #[inline]
-    pub(super) fn has_changed(&self, device: &D) -> bool {
-        !self.ranges.is_empty() && device.changes() != self.seen
-    }
-
-    /// Ends ranges whose mapping has changed. `connection`: the number of a peer's connection.
-    #[inline]
-    pub(super) fn check(
-        &mut self,
-        device: &D,
-        connection: impl Fn(PeerId) -> Option<u32>,
-        sink: &mut dyn BulkSink,
-    ) {
-        if self.has_changed(device) {
-            self.seen = device.changes();
-            self.retain(|range| {
-                let sound = device.is_sound(&range.registration);
-                for peer in range.peers.keys().filter(|_| !sound) {
-                    if let Some(connection) = connection(*peer) {
-                        sink.on_key_void(*peer, &range.key(connection).encode());
-                    }
-                }
-                sound
-            });
-        }
-    }
-
-    /// A key of a range for `peer`. The range is registered if it is not yet. Errors: it cannot be.
-    fn add(
-        &mut self,
-        device: &D,
-        (peer, connection): (PeerId, u32),
-        (region, memory): (u64, &SegmentList),
-        rights: (bool, bool),
-        now: u64,
-    ) -> Result<Key, Errno> {
-        if !self.ranges.iter().any(|range| range.is(region, memory, rights)) {
-            let room = device.exposes();
-            if memory.len() > room {
-                return Err(Errno(libc::EFBIG));
-            }
-            if self.ranges.len() >= EXPOSED_MAX
-                || memory.len() > room - self.bytes.min(room)
-                || self.full.pause(now)
-            {
-                return Err(Errno(libc::ENOSPC));
-            }
-            if self.ranges.is_empty() {
-                self.seen = device.changes();
-            }
-            let registration = device.expose(memory, rights).inspect_err(|errno| {
-                if errno.0 == libc::ENOMEM {
-                    self.full.again(now, PAUSE_NS);
-                }
-            })?;
-            self.full = Failures::default();
-            let (addr, len, peers) = (memory.first_addr(), memory.len(), NumberMap::default());
-            self.bytes += len;
-            self.made += 1;
-            self.ranges.push(Range { region, addr, len, rights, registration, peers });
-        }
-        let range = self.ranges.iter_mut().find(|range| range.is(region, memory, rights));
-        let range = range.ok_or(Errno(libc::ENOMEM))?;
-        *range.peers.entry(peer).or_default() += 1;
-        Ok(range.key(connection))
-    }
-}
-
-impl<D: Device> Range<D> {
-    fn key(&self, connection: u32) -> Key {
-        let (addr, key) = (self.addr, self.registration.rkey());
-        Key { connection, slot: 0, addr, key, holds: Use::Region }
-    }
-}
-
-/// The key of a persistent registration of memory to read from. `None`: it cannot be registered, or there are too many.
-fn resident<D: Device>(
-    residents: &mut NumberMap<u64, (usize, D::Region)>,
-    device: &D,
-    local: &SegmentList,
-) -> Option<u32> {
-    let (addr, len) = (local.first_addr(), local.len());
-    match residents.get(&addr) {
-        Some((all, region)) if len <= *all => return Some(region.lkey()),
-        // Another segment begins at this address: no request uses the old one any more.
-        Some(_) => {}
-        None if residents.len() >= RESIDENTS_MAX => return None,
-        None => {}
-    }
-    let region = device.register(local, false).ok()?;
-    let key = region.lkey();
-    residents.insert(addr, (len, region));
-    Some(key)
-}
 
 impl<D: Device> Rc<D> {
     /// Makes a key to a range of the region with this id for `peer`.

@@ -1,6 +1,7 @@
 //! The bulk path of several endpoints over a simulated network of queue pairs. A seed determines which endpoints may
 //! connect, what fails when, and in which order messages and events come.
 
+use super::link::{Kept, Local, PLENTY, TOGETHER, TOGETHER_LEN};
 use super::*;
 use crate::memory::OwnedBuffer;
 use crate::sys::event::Doorbell;
@@ -8,7 +9,7 @@ use crate::transport::net::agreement::pause::PAUSE_MAX_NS;
 use crate::transport::net::network::Network;
 use crate::transport::net::reliable::sim::rng::Rng;
 use crate::transport::{Put, STAGED_MAX};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
 /// The network's state of a queue pair.
