@@ -8,4 +8,4 @@ pub(crate) mod mover;
 pub(crate) mod region;
 pub(crate) mod settings;
 
-pub(crate) use region::{Buffers, MAX_SEGMENTS, OwnedBuffer, Segment, SegmentList};
+pub(crate) use region::{ADDRESSES_END, Buffers, MAX_SEGMENTS, OwnedBuffer, Segment, SegmentList};

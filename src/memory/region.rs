@@ -47,6 +47,8 @@ const MARKED: usize = 1 << 62;
 const SITE: u32 = 58;
 /// The bits that are an address.
 const ADDRESS: usize = (1 << SITE) - 1;
+/// No memory is at this address or a higher one, but for pointers with a tag in their highest bits.
+pub(crate) const ADDRESSES_END: usize = 1 << SITE;
 
 /// Longest copy that is made without a function call, bytes.
 const FEW: usize = 128;

@@ -8,7 +8,7 @@ use super::table::{SLACK, Slack, Table, stubs};
 use super::{av, cntr};
 use crate::memory::declared::{Declaration, declare};
 use crate::memory::keys::Region;
-use crate::memory::{MAX_SEGMENTS, SegmentList};
+use crate::memory::{ADDRESSES_END, MAX_SEGMENTS, SegmentList};
 use crate::telemetry::log;
 use crate::transport::JobKey;
 use libfabric_sys::{
@@ -66,24 +66,28 @@ struct Registration<'a> {
     key: Option<JobKey>,
 }
 
-/// Whether this range can be memory.
-fn is_memory(part: &libc::iovec) -> bool {
-    part.iov_len == 0
-        || !part.iov_base.is_null() && part.iov_base.addr().checked_add(part.iov_len).is_some()
-}
-
-/// The parts as a list; `None` for too many parts, or a part that cannot be memory.
+/// The parts as a list; `None` for too many parts, or a part that goes beyond the end of all addresses.
+///
+/// fi_mr.3: a range may be registered "whether or not those addresses are backed by physical pages or have been
+/// allocated". Chapel, MPICH and Sandia OpenSHMEM register NULL and SIZE_MAX, which is all memory of the process.
+/// Such a part ends where no memory can be, so that no peer names an address with a mark in it.
 ///
 /// # Safety
 /// The parts are lent for as long as the result is used.
 unsafe fn gathered(parts: &[libc::iovec]) -> Option<SegmentList> {
     let mut list = [(std::ptr::null(), 0); MAX_SEGMENTS];
     for (to, from) in list.iter_mut().zip(parts) {
-        *to = (from.iov_base.cast_const().cast(), from.iov_len);
+        let addr = from.iov_base.addr();
+        addr.checked_add(from.iov_len)?;
+        let most = ADDRESSES_END.checked_sub(addr).unwrap_or(usize::MAX);
+        // The offsets of the parts behind it would change.
+        if from.iov_len > most && parts.len() > 1 {
+            return None;
+        }
+        *to = (from.iov_base.cast_const().cast(), from.iov_len.min(most));
     }
-    let list = list.get(..parts.len()).filter(|_| parts.iter().all(is_memory))?;
     // SAFETY: the caller vouches.
-    unsafe { SegmentList::gather(list) }
+    unsafe { SegmentList::gather(list.get(..parts.len())?) }
 }
 
 /// The same; with FI_HMEM, device memory is marked, whatever `iface` says. Errors: EINVAL; those of the driver.
@@ -99,17 +103,19 @@ unsafe fn located(domain: &Domain, parts: &[libc::iovec]) -> Result<SegmentList,
     }
 }
 
-/// Device memory is not declared: a registration of the processor's memory must not reach into it.
+/// Device memory is not declared: a registration of the processor's memory must not reach into it. Nor are parts that
+/// begin at address 0: they are no buffers, and would be the surroundings of every buffer.
 fn declared(memory: &SegmentList, parts: &[libc::iovec]) -> Vec<Declaration> {
     let parts = if memory.is_on_device() { &[] } else { parts };
-    parts.iter().map(|part| declare(part.iov_base.addr(), part.iov_len)).collect()
+    let buffers = parts.iter().filter(|part| !part.iov_base.is_null());
+    buffers.map(|part| declare(part.iov_base.addr(), part.iov_len)).collect()
 }
 
 /// A key names a region to peers. The key of a region that no peer may access is not checked, and any number of
 /// such regions may have the same one. Open MPI, MPICH and the plug-ins of NCCL register their message buffers
 /// like this, all with the key 0.
 ///
-/// Errors: EINVAL, also for parts that cannot be memory; ENOKEY when the application's key is in use;
+/// Errors: EINVAL, also for parts beyond the end of all addresses; ENOKEY when the application's key is in use;
 /// EOPNOTSUPP for FI_MR_DMABUF, which is another call's.
 ///
 /// # Safety

@@ -323,8 +323,7 @@ static void regions(struct side *me)
 	     -FI_EOPNOTSUPP);
 	attr.requested_key = 10;
 	SAME(fi_mr_regattr(me->domain, &attr, 1ULL << 40, &other), -FI_EOPNOTSUPP);
-	/* There is no memory at 0, nor beyond the end of all addresses. */
-	SAME(fi_mr_reg(me->domain, NULL, 100, RIGHTS, 0, 10, 0, &other, NULL), -FI_EINVAL);
+	/* There is nothing beyond the end of all addresses. */
 	SAME(fi_mr_reg(me->domain, memory, SIZE_MAX, RIGHTS, 0, 10, 0, &other, NULL), -FI_EINVAL);
 	OK(fi_mr_reg(me->domain, NULL, 0, RIGHTS, 0, 10, 0, &other, NULL));
 	OK(fi_close(&other->fid));
@@ -363,6 +362,50 @@ static void regions(struct side *me)
 	SAME(fi_close(&me->domain->fid), -FI_EBUSY);
 	OK(fi_close(&mr->fid));
 	side_end(me);
+}
+
+/* Rank 1 registers all of its memory, and rank 0 says where in it: Chapel and MPI's dynamic windows do so. */
+static void rma_all_memory(struct side *me)
+{
+	static const size_t lens[] = { 8, 5000, 100000, REGION };
+	char *memory = need(REGION), *local = need(REGION);
+	uint64_t at = (uintptr_t)memory;
+	struct target target;
+	struct fid_mr *mr;
+
+	side_begin(me, &(struct setup){ .caps = CAPS });
+	mr = offer(me, NULL, SIZE_MAX, RIGHTS, &target);
+	if (me->rank == 0)
+		hear(me, &at, sizeof(at));
+	else
+		tell(me, &at, sizeof(at));
+	for (uint32_t i = 0; i < 12; i++) {
+		size_t len = lens[i % 4];
+
+		if (me->rank == 0) {
+			fill(local, len, i);
+			POST(me, fi_write(me->ep, local, len, NULL, me->peer, at, KEY, NULL));
+			completion(me->tx);
+			memset(local, 0, len);
+			POST(me, fi_read(me->ep, local, len, NULL, me->peer, at, KEY, NULL));
+			completion(me->tx);
+			CHECK(holds(local, len, i, 0));
+		}
+		barrier(me);
+		if (me->rank == 1)
+			CHECK(holds(memory, len, i, 0));
+		barrier(me);
+	}
+	/* No memory can be there. */
+	if (me->rank == 0)
+		for (int bit = 58; bit < 64; bit++)
+			for (int reads = 0; reads < 2; reads++)
+				refused(me, reads, KEY, 1ULL << bit, 5000, FI_EACCES);
+	barrier(me);
+	close_region(mr);
+	side_end(me);
+	free(memory);
+	free(local);
 }
 
 /* What is counted, and by whom. */
@@ -658,6 +701,7 @@ const struct group rma_groups[] = {
 	{ "rma_refused", rma_refused },
 	{ "rma_wrong", rma_wrong },
 	{ "regions", regions },
+	{ "rma_all_memory", rma_all_memory },
 	{ "rma_counters", rma_counters },
 	{ "close_in_use", close_in_use },
 	{ "rma_order", rma_order },
