@@ -419,8 +419,10 @@ static void open_transmit(struct scalable *s, int i)
 {
 	OK(fi_tx_context(s->sep, i, NULL, &s->tx[i], NULL));
 	SAME(s->tx[i]->fid.fclass, FI_CLASS_TX_CTX);
-	SAME(fi_ep_bind(s->tx[i], &s->cq[i]->fid, FI_TRANSMIT | FI_RECV), -FI_EINVAL);
-	OK(fi_ep_bind(s->tx[i], &s->cq[i]->fid, FI_TRANSMIT));
+	SAME(fi_ep_bind(s->tx[i], &s->cq[i]->fid, FI_RECV), -FI_EINVAL);
+	/* Chapel binds a queue for both. */
+	OK(fi_ep_bind(s->tx[i], &s->cq[i]->fid, FI_TRANSMIT | (i % 2 ? FI_RECV : 0)));
+	SAME(fi_ep_bind(s->tx[i], &s->cq[i]->fid, FI_TRANSMIT), -FI_EINVAL);
 	OK(fi_enable(s->tx[i]));
 	SAME(fi_enable(s->tx[i]), -FI_EOPBADSTATE);
 }
@@ -429,7 +431,8 @@ static void open_receive(struct scalable *s, int i)
 {
 	OK(fi_rx_context(s->sep, i, NULL, &s->rx[i], NULL));
 	SAME(s->rx[i]->fid.fclass, FI_CLASS_RX_CTX);
-	OK(fi_ep_bind(s->rx[i], &s->cq[COUNT + i]->fid, FI_RECV));
+	SAME(fi_ep_bind(s->rx[i], &s->cq[COUNT + i]->fid, FI_TRANSMIT), -FI_EINVAL);
+	OK(fi_ep_bind(s->rx[i], &s->cq[COUNT + i]->fid, FI_RECV | (i % 2 ? FI_TRANSMIT : 0)));
 	OK(fi_enable(s->rx[i]));
 }
 

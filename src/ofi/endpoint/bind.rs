@@ -27,6 +27,7 @@ unsafe fn bind_object(handle: &EndpointFid, other: *mut fid, flags: u64) -> Resu
     let ep = &*handle.shared;
     // SAFETY: the caller vouches.
     let class = unsafe { other.as_ref() }.ok_or(FI_EINVAL)?.fclass;
+    let flags = handle.role.own_flags(class, flags);
     if !ep.may_bind(handle, class, flags) {
         return Err(FI_EINVAL);
     }

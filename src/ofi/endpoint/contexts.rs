@@ -4,7 +4,8 @@ use crate::ofi::info::MAX_CONTEXTS;
 use crate::ofi::lock::Locked;
 use crate::telemetry::log;
 use libfabric_sys::{
-    FI_CLASS_EP, FI_CLASS_RX_CTX, FI_CLASS_SEP, FI_CLASS_TX_CTX, FI_EINVAL, FI_SHARED_CONTEXT,
+    FI_CLASS_CQ, FI_CLASS_EP, FI_CLASS_RX_CTX, FI_CLASS_SEP, FI_CLASS_TX_CTX, FI_EINVAL, FI_RECV,
+    FI_SHARED_CONTEXT, FI_TRANSMIT,
 };
 
 /// The role of a handle.
@@ -20,6 +21,16 @@ pub(in crate::ofi) enum Role {
 }
 
 impl Role {
+    /// Of the flags of a binding, those that are for this role: Chapel binds the queue of a transmit context for receives
+    /// too, which other providers ignore.
+    pub(super) fn own_flags(self, class: usize, flags: u64) -> u64 {
+        match self {
+            Self::Transmit if class == FI_CLASS_CQ => flags & !FI_RECV,
+            Self::Receive if class == FI_CLASS_CQ => flags & !FI_TRANSMIT,
+            _ => flags,
+        }
+    }
+
     pub(super) fn class(self) -> usize {
         match self {
             Self::Endpoint => FI_CLASS_EP,
