@@ -71,6 +71,53 @@ static void multi_receive(struct side *me)
 	side_end(me);
 }
 
+/* Where completions are suppressed, the one with which a buffer goes back is not. */
+static void multi_receive_silent(struct side *me)
+{
+	size_t least = 100;
+	struct setup setup = { .caps = FI_MSG | FI_MULTI_RECV, .bind_flags = FI_SELECTIVE_COMPLETION };
+
+	side_begin(me, &setup);
+	OK(fi_setopt(&me->ep->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &least, sizeof(least)));
+	for (int round = 0; round < 4; round++) {
+		/* Eager and rendezvous, before and after the receive. */
+		size_t len = two_sizes[round / 2], capacity = 10 * len;
+		char *buffer = need(capacity);
+		struct iovec part = { buffer, me->rank ? capacity : len };
+		struct fi_context context;
+		struct fi_msg msg = { .msg_iov = &part, .iov_count = 1, .context = &context };
+
+		msg.addr = me->rank ? FI_ADDR_UNSPEC : me->peer;
+		fill(buffer, len, 1);
+		if (me->rank == 1) {
+			if (round % 2)
+				barrier(me);
+			POST(me, fi_recvmsg(me->ep, &msg, FI_MULTI_RECV));
+			if (round % 2 == 0)
+				barrier(me);
+			struct fi_cq_tagged_entry entry = completion(me->rx);
+
+			CHECK(entry.op_context == &context);
+			SAME(entry.len, len);
+			SAME(entry.flags & FI_MULTI_RECV, FI_MULTI_RECV);
+			nothing_in(me->rx, 20);
+			for (size_t i = 0; i < 10; i++)
+				CHECK(holds(buffer + i * len, len, 1, 0));
+		} else {
+			if (round % 2 == 0)
+				barrier(me);
+			for (int i = 0; i < 10; i++)
+				POST(me, fi_sendmsg(me->ep, &msg, i == 9 ? FI_COMPLETION : 0));
+			if (round % 2)
+				barrier(me);
+			completion(me->tx);
+		}
+		barrier(me);
+		free(buffer);
+	}
+	side_end(me);
+}
+
 /* A multi-receive buffer as the endpoint's default, cancelled after it has taken a message. */
 static void multi_receive_cancelled(struct side *me)
 {
@@ -396,6 +443,7 @@ static void refusals(struct side *me)
 
 const struct group matching_groups[] = {
 	{ "multi-receive", multi_receive },
+	{ "multi-receive-silent", multi_receive_silent },
 	{ "multi-receive-cancelled", multi_receive_cancelled },
 	{ "sources", sources },
 	{ "peeking", peeking },

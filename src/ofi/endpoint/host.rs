@@ -115,11 +115,12 @@ impl EndpointHost<'_> {
         }
     }
 
-    /// Reports a completion to its queue and counter.
+    /// Reports a completion to its queue and counter. The end of a multi-receive buffer is always reported (fi_msg.3,
+    /// FI_MULTI_RECV).
     #[inline(always)]
     fn tell(&self, c: &Completion) {
         let (queue, counter, flag) = self.route(c);
-        if let (true, Some(binding)) = (c.report.entry(), queue) {
+        if let (true, Some(binding)) = (c.report.entry() || c.buffer_released, queue) {
             let entry = self.entry(c, flag);
             // SAFETY: the guard belongs to the domain of queue and endpoint; one short step.
             unsafe { binding.queue.state.get(self.guard) }.push(entry);
