@@ -45,7 +45,11 @@ macro_rules! vector_receives {
             $told $told_text (ep: *mut fid_ep, msg: *const $message, flags: u64) => match msg.as_ref() {
                 None => -(FI_EINVAL as isize),
                 Some(m) => {
-                    let to = $find(vector(m.msg_iov, m.iov_count));
+                    // fi_tagged.3, FI_DISCARD: "the input buffer(s) and length parameters are ignored".
+                    let to = match flags & libfabric_sys::FI_DISCARD {
+                        0 => $find(vector(m.msg_iov, m.iov_count)),
+                        _ => Ok($crate::memory::SegmentList::EMPTY),
+                    };
                     $receive($handle(ep), to, $of_message(m), m.addr, m.context, Flags::Call(flags))
                 }
             };
