@@ -124,7 +124,15 @@ static void multi_receive_cancelled(struct side *me)
 	struct fi_context context;
 	char buffer[4096];
 
-	side_begin(me, &(struct setup){ .caps = FI_MSG | FI_MULTI_RECV, .rx_op_flags = FI_MULTI_RECV });
+	side_begin(me, &(struct setup){ .caps = FI_MSG | FI_TAGGED | FI_MULTI_RECV, .rx_op_flags = FI_MULTI_RECV });
+	/* The default is not for tagged messages. */
+	struct iovec part = { buffer, 8 };
+	struct fi_msg_tagged tagged = { .msg_iov = &part, .iov_count = 1, .addr = me->peer, .context = &context };
+
+	SAME(fi_trecvmsg(me->ep, &tagged, FI_MULTI_RECV), -FI_EINVAL);
+	POST(me, fi_trecv(me->ep, buffer, 8, NULL, me->peer, 3, 0, &context));
+	POST(me, fi_tinject(me->ep, "tagged", 7, me->peer, 3));
+	SAME(completion(me->rx).flags, FI_TAGGED | FI_RECV);
 	if (me->rank == 1) {
 		POST(me, fi_recv(me->ep, buffer, sizeof(buffer), NULL, FI_ADDR_UNSPEC, &context));
 		barrier(me);

@@ -277,10 +277,7 @@ fn try_receive(
     let shared = &*handle.shared;
     let guard = shared.domain.lock.lock();
     let special = FI_PEEK | FI_CLAIM | FI_DISCARD;
-    let op_flags = match flags {
-        Flags::Call(flags) => flags,
-        _ => handle.flags.get() & !special,
-    };
+    let op_flags = flags.of_receive(&handle.flags, tagging);
     let multi = op_flags & FI_MULTI_RECV != 0;
     if multi && (tagging.tagged || op_flags & special != 0) {
         return Err(FI_EINVAL);

@@ -21,6 +21,7 @@ use libfabric_sys::{
     FI_REMOTE_CQ_DATA, FI_TRANSMIT_COMPLETE, FI_TRIGGER, FI_TRIGGER_THRESHOLD, fi_addr_t, fi_msg,
     fi_msg_tagged, fi_triggered_context, fid_ep, fid_t,
 };
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -128,6 +129,18 @@ impl Flags {
             Self::Default => (handle.tx_flags.get() & !FI_REMOTE_CQ_DATA, false),
             Self::Call(flags) => (flags, false),
             Self::Inject => (FI_INJECT, true),
+        }
+    }
+
+    /// The flags of a receive, where these are the defaults. No default are flags that go with a single call, and
+    /// FI_MULTI_RECV for a tagged one.
+    #[inline(always)]
+    pub(super) fn of_receive(self, defaults: &Cell<u64>, tagging: Tagging) -> u64 {
+        let never =
+            FI_PEEK | FI_CLAIM | FI_DISCARD | if tagging.tagged { FI_MULTI_RECV } else { 0 };
+        match self {
+            Self::Call(flags) => flags,
+            _ => defaults.get() & !never,
         }
     }
 }
@@ -483,10 +496,7 @@ pub(super) fn receive<B: Buffers>(
     };
     let (ep, number) = (&*handle.shared, handle.context);
     let guard = ep.domain.lock.lock();
-    let op_flags = match flags {
-        Flags::Call(flags) => flags,
-        _ => handle.rx_flags.get(),
-    };
+    let op_flags = flags.of_receive(&handle.rx_flags, tagging);
     let bindings = ep.bindings_of(number, &guard);
     if bindings.shared_receive.is_some() {
         return -(FI_EOPNOTSUPP as isize); // receives are posted to the shared context
@@ -502,10 +512,6 @@ pub(super) fn receive<B: Buffers>(
     if op_flags & UNUSUAL_RX == 0 && receiving.try_start(ep, &guard, account) {
         return 0;
     }
-    let op_flags = match flags {
-        Flags::Call(flags) => flags,
-        _ => op_flags & !(FI_PEEK | FI_CLAIM | FI_DISCARD),
-    };
     result(receiving.listed().go_on(ep, &guard, account, op_flags))
 }
 
