@@ -8,15 +8,17 @@ use crate::transport::address::LocalHost;
 use crate::transport::address_index::AddressIndex;
 use crate::transport::packed_address::PackedAddress;
 use libfabric_sys::{FI_ADDR_NOTAVAIL, FI_EACCES, FI_EINVAL, FI_ENOMEM, fi_addr_t};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 /// The addresses, under the domain's lock. An entry costs 24 bytes here and 5 to 11 in the index.
 #[derive(Debug)]
 pub(crate) struct AvState {
     host: LocalHost,
-    entries: Vec<Entry>,
-    /// The first vacant entry. It is used again before the vector grows, so that a vector of churning peers
-    /// stays small.
-    vacant: Option<u32>,
+    entries: Vec<Option<PackedAddress>>,
+    /// Entries without an address; of a vector that another process fills, none. The lowest is used first (fi_av.3,
+    /// FI_AV_TABLE).
+    vacant: BinaryHeap<Reverse<u32>>,
     /// Finds one entry of each address.
     index: AddressIndex,
     /// Number of entries whose address has another entry in the index.
@@ -40,29 +42,13 @@ struct Named {
 /// Messages name a receive context in one byte, so at most 8 bits.
 pub(super) const RX_BITS_MAX: u8 = 8;
 
-#[derive(Clone, Copy, Debug)]
-enum Entry {
-    Address(PackedAddress),
-    /// Holds the next vacant entry.
-    Vacant(Option<u32>),
+const _: () = assert!(size_of::<Option<PackedAddress>>() == 24);
+
+fn address_of(entries: &[Option<PackedAddress>], entry: u32) -> Option<&PackedAddress> {
+    entries.get(entry as usize)?.as_ref()
 }
 
-const _: () = assert!(size_of::<Entry>() == 24);
-
-impl Entry {
-    fn address(&self) -> Option<&PackedAddress> {
-        match self {
-            Self::Address(address) => Some(address),
-            Self::Vacant(_) => None,
-        }
-    }
-}
-
-fn address_of(entries: &[Entry], entry: u32) -> Option<&PackedAddress> {
-    entries.get(entry as usize)?.address()
-}
-
-fn hash_of(entries: &[Entry], entry: u32) -> u64 {
+fn hash_of(entries: &[Option<PackedAddress>], entry: u32) -> u64 {
     address_of(entries, entry).map_or(0, PackedAddress::hash)
 }
 
@@ -72,7 +58,7 @@ impl AvState {
         let mut state = Self {
             host,
             entries: Vec::new(),
-            vacant: None,
+            vacant: BinaryHeap::new(),
             index: AddressIndex::default(),
             duplicates: 0,
             epoch: 1,
@@ -161,15 +147,12 @@ impl AvState {
             return Err(FI_EACCES);
         }
         let address = PackedAddress::new(&self.host, new);
-        let entry = match self.vacant {
-            Some(entry) => entry,
-            None => self.grow()?,
-        };
+        let entry = self.vacant.peek().map_or(self.entries.len() as u32, |Reverse(lowest)| *lowest);
         if self.named.as_ref().is_some_and(|named| !named.board.has(entry as usize)) {
             return Err(FI_ENOMEM);
         }
-        if let Some(Entry::Vacant(next)) = self.entries.get(entry as usize) {
-            self.vacant = *next;
+        if self.vacant.pop().is_none() {
+            self.grow()?;
         }
         self.occupy(entry, address);
         if let Some(named) = &self.named {
@@ -181,7 +164,7 @@ impl AvState {
     /// Gives a vacant entry an address.
     fn occupy(&mut self, entry: u32, address: PackedAddress) {
         if let Some(slot) = self.entries.get_mut(entry as usize) {
-            *slot = Entry::Address(address);
+            *slot = Some(address);
         }
         let hash = address.hash();
         if self.find(hash, &address).is_some() {
@@ -192,8 +175,8 @@ impl AvState {
         self.epoch += 1;
     }
 
-    /// Appends an entry that is vacant and not on the list of vacant entries.
-    fn grow(&mut self) -> Result<u32, i32> {
+    /// Appends an entry that is vacant and not among the vacant ones.
+    fn grow(&mut self) -> Result<(), i32> {
         self.expect(1);
         let entry = self.entries.len();
         let entries = &self.entries;
@@ -202,24 +185,27 @@ impl AvState {
         if !room {
             return Err(FI_ENOMEM);
         }
-        self.entries.push(Entry::Vacant(None));
-        Ok(entry as u32)
+        self.entries.push(None);
+        Ok(())
     }
 
     /// Returns the entry that stands for the peer from now on, if the removed one did and there is another.
-    /// Errors: EINVAL for an `fi_addr` without an address; EACCES in a vector that was opened for reading.
+    /// Errors: EINVAL for an `fi_addr` without an address; EACCES in a vector that was opened for reading; ENOMEM.
     pub(super) fn remove(&mut self, fi_addr: fi_addr_t) -> Result<Option<fi_addr_t>, i32> {
         let entry = u32::try_from(fi_addr).map_err(|_| FI_EINVAL)?;
         if self.named.as_ref().is_some_and(|named| named.read.is_some()) {
             return Err(FI_EACCES);
         }
+        self.vacant.try_reserve(1).map_err(|_| FI_ENOMEM)?;
         let heir = self.vacate(entry)?;
+        self.vacant.push(Reverse(entry));
         if let Some(named) = &self.named {
             named.board.publish(entry as usize, None);
         }
         Ok(heir.map(fi_addr_t::from))
     }
 
+    /// Takes the address of an entry out.
     fn vacate(&mut self, entry: u32) -> Result<Option<u32>, i32> {
         let address = *address_of(&self.entries, entry).ok_or(FI_EINVAL)?;
         let hash = address.hash();
@@ -239,8 +225,7 @@ impl AvState {
             self.duplicates -= 1;
         }
         if let Some(slot) = self.entries.get_mut(entry as usize) {
-            *slot = Entry::Vacant(self.vacant);
-            self.vacant = Some(entry);
+            *slot = None;
         }
         self.epoch += 1;
         self.removals += 1;
@@ -250,7 +235,7 @@ impl AvState {
     fn other_entry(&self, entry: u32, address: &PackedAddress) -> Option<u32> {
         (0..)
             .zip(&self.entries)
-            .find(|(n, other)| *n != entry && other.address() == Some(address))
+            .find(|(n, other)| *n != entry && other.as_ref() == Some(address))
             .map(|(n, _)| n)
     }
 
@@ -260,7 +245,7 @@ impl AvState {
 
     /// Whether the vector has no address.
     pub(super) fn is_empty(&self) -> bool {
-        self.entries.iter().all(|entry| entry.address().is_none())
+        self.entries.iter().all(Option::is_none)
     }
 
     /// One more than the highest `fi_addr` in use.
@@ -330,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn indices_count_up_and_are_used_again() {
+    fn indices_count_up_and_the_lowest_is_used_again() {
         let mut av = state();
         assert_eq!(av.insert(&address("127.0.0.1:1")), Ok(0));
         assert_eq!(av.insert(&address("127.0.0.1:2")), Ok(1));
@@ -341,6 +326,10 @@ mod tests {
         assert_eq!(av.insert(&address("127.0.0.1:3")), Ok(0));
         assert_eq!(av.address(0), Some(address("127.0.0.1:3")));
         assert_eq!(av.address(1 << 32), None);
+        assert_eq!((av.remove(0), av.remove(1)), (Ok(None), Ok(None)));
+        for entry in 0..3 {
+            assert_eq!(av.insert(&address("127.0.0.1:4")), Ok(entry));
+        }
     }
 
     #[test]
@@ -403,14 +392,14 @@ mod tests {
     #[derive(Default)]
     struct Oracle {
         entries: Vec<Option<Address>>,
-        free: Vec<usize>,
         /// The representative of each address.
         first: Vec<(CanonicalAddress, usize)>,
     }
 
     impl Oracle {
         fn insert(&mut self, host: &LocalHost, address: Address) -> usize {
-            let entry = self.free.pop().unwrap_or(self.entries.len());
+            let vacant = self.entries.iter().position(Option::is_none);
+            let entry = vacant.unwrap_or(self.entries.len());
             self.entries.resize(self.entries.len().max(entry + 1), None);
             self.entries[entry] = Some(address);
             if self.find(host, &address).is_none() {
@@ -427,7 +416,6 @@ mod tests {
             let Some(address) = self.entries.get_mut(entry).and_then(Option::take) else {
                 return false;
             };
-            self.free.push(entry);
             if self.find(host, &address) == Some(entry) {
                 let canonical = host.canonical(&address);
                 self.first.retain(|(a, _)| *a != canonical);
