@@ -243,6 +243,7 @@ static void strings(struct side *me)
 {
 	char name[NAME_MAX_LEN], text[NAME_MAX_LEN];
 	size_t len = sizeof(text);
+	fi_addr_t again;
 
 	side_begin(me, &(struct setup){ .addr_format = FI_ADDR_STR });
 	SAME(me->info->addr_format, FI_ADDR_STR);
@@ -253,6 +254,13 @@ static void strings(struct side *me)
 	OK(fi_av_lookup(me->av, me->peer, text, &len));
 	SAME(len, strlen(text) + 1);
 	CHECK(strcmp(text, name));
+	SAME(fi_av_insertsvc(me->av, name, NULL, &again, 0, NULL), 1);
+	len = sizeof(text);
+	OK(fi_av_lookup(me->av, again, text, &len));
+	CHECK(!strcmp(text, name));
+	SAME(fi_av_insertsvc(me->av, name, "1", &again, 0, NULL), -FI_EINVAL);
+	SAME(fi_av_insertsvc(me->av, "127.0.0.1", NULL, &again, 0, NULL), -FI_EINVAL);
+	SAME(fi_av_insertsvc(me->av, "fi_shm://x", NULL, &again, 0, NULL), 0);
 	CHECK(exchanges(me, me->ep, me->peer, 1000));
 	len = 3;
 	SAME(fi_getname(&me->ep->fid, text, &len), -FI_ETOOSMALL);

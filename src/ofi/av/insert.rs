@@ -135,6 +135,11 @@ pub(super) unsafe extern "C" fn insert(
     })
 }
 
+/// An address as text, such as `fi_sockaddr_in://127.0.0.1:5`.
+fn is_text(node: &str) -> bool {
+    node.contains("://")
+}
+
 fn resolve_one(node: &str, service: &str) -> Result<Address, i32> {
     net::resolve(Some(node), Some(service), false)
         .ok()
@@ -165,14 +170,18 @@ pub(super) unsafe extern "C" fn insert_service(
         // SAFETY: an address vector of this provider; C strings; `fi_addr` has one element.
         unsafe {
             let av = &*av.cast::<AvFid>();
-            let (Some(node), Some(service)) = (text(node), text(service)) else {
-                return -FI_EINVAL;
-            };
+            // fi_av.3: with an address as text "the service parameter must be NULL".
+            let node = text(node).filter(|node| is_text(node) == service.is_null());
+            let Some(node) = node else { return -FI_EINVAL };
             let mut insertion = match begin(av, fi_addr, flags, context) {
                 Ok(insertion) => insertion,
                 Err(error) => return -error,
             };
-            let address = resolve_one(node, service);
+            let address = if service.is_null() {
+                Address::from_text(node).filter(|address| address.port() != 0).ok_or(FI_EINVAL)
+            } else {
+                text(service).ok_or(FI_EINVAL).and_then(|service| resolve_one(node, service))
+            };
             insertion.add(&av.shared.domain.lock.lock(), address);
             insertion.finish()
         }
