@@ -8,6 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+/* FI_AV_USER_ID of later versions. */
+#define USER_ID (1ULL << 41)
 
 static bool exchanges(struct side *me, struct fid_ep *ep, fi_addr_t peer, size_t len)
 {
@@ -40,6 +44,7 @@ static void vector(struct side *me, enum fi_av_type type)
 	struct sockaddr_in many[4] = { loopback(1001), loopback(1002), loopback(1003), loopback(1004) }, found;
 	fi_addr_t addresses[6];
 	char text[128], name[NAME_MAX_LEN];
+	struct fid_av *other;
 	size_t len;
 	int errors[2];
 
@@ -81,6 +86,9 @@ static void vector(struct side *me, enum fi_av_type type)
 	OK(fi_av_remove(me->av, addresses, 6, 0));
 	len = sizeof(found);
 	CHECK(fi_av_lookup(me->av, addresses[0], &found, &len) < 0);
+	/* What is not offered is refused. */
+	SAME(fi_av_insert(me->av, many, 1, addresses, USER_ID, NULL), -FI_EBADFLAGS);
+	SAME(fi_av_open(me->domain, &(struct fi_av_attr){ .type = type, .flags = USER_ID }, &other, NULL), -FI_EINVAL);
 	/* Not an address. */
 	many[1].sin_family = AF_UNIX;
 	SAME(fi_av_insert(me->av, many, 2, addresses, FI_SYNC_ERR, errors), 1);

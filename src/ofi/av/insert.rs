@@ -9,8 +9,8 @@ use crate::sys::net;
 use crate::telemetry::log;
 use crate::transport::Address;
 use libfabric_sys::{
-    FI_ADDR_NOTAVAIL, FI_AUTH_KEY, FI_EADDRNOTAVAIL, FI_EINVAL, FI_ENOEQ, FI_SYNC_ERR, fi_addr_t,
-    fid_av,
+    FI_ADDR_NOTAVAIL, FI_AUTH_KEY, FI_EADDRNOTAVAIL, FI_EBADFLAGS, FI_EINVAL, FI_ENOEQ, FI_MORE,
+    FI_SYNC_ERR, fi_addr_t, fid_av,
 };
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -74,6 +74,8 @@ impl Insertion<'_> {
     }
 }
 
+/// Errors: ENOEQ; EBADFLAGS for flags that are not offered, such as FI_AV_USER_ID; EINVAL for flags that do not go
+/// with the vector.
 fn begin(
     av: &AvFid,
     fi_addr: *mut fi_addr_t,
@@ -82,6 +84,12 @@ fn begin(
 ) -> Result<Insertion<'_>, i32> {
     if av.asynchronous && av.eq.is_none() {
         return Err(FI_ENOEQ);
+    }
+    if flags & !(FI_MORE | FI_SYNC_ERR | FI_AUTH_KEY) != 0 {
+        log::warn(format_args!(
+            "fi_av_insert refused: flags {flags:#x}, offered FI_MORE, FI_SYNC_ERR and FI_AUTH_KEY"
+        ));
+        return Err(FI_EBADFLAGS);
     }
     let keyed = flags & FI_AUTH_KEY != 0;
     if keyed != matches!(av.shared.domain.key, DomainKey::InVectors) {

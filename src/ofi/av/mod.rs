@@ -19,7 +19,8 @@ use format::read_address;
 pub(crate) use format::write_address;
 use libfabric_sys::{
     FI_ADDR_STR, FI_AUTH_KEY, FI_AV_MAP, FI_AV_TABLE, FI_AV_UNSPEC, FI_CLASS_AV, FI_EINVAL,
-    FI_ETOOSMALL, FI_EVENT, FI_READ, fi_addr_t, fi_av_attr, fi_ops_av, fi_ops_av_2_7, fid, fid_av,
+    FI_ETOOSMALL, FI_EVENT, FI_READ, FI_SYMMETRIC, fi_addr_t, fi_av_attr, fi_ops_av, fi_ops_av_2_7,
+    fid, fid_av,
 };
 use named::Board;
 use state::{AvState, RX_BITS_MAX};
@@ -61,6 +62,13 @@ pub(crate) unsafe fn open(
     // SAFETY: the application's attributes, valid during the call.
     let attr = unsafe { attr.as_mut() }.ok_or(FI_EINVAL)?;
     if out.is_null() {
+        return Err(FI_EINVAL);
+    }
+    if attr.flags & !(FI_EVENT | FI_READ | FI_SYMMETRIC) != 0 {
+        log::warn(format_args!(
+            "fi_av_open refused: flags {:#x}, offered FI_EVENT, FI_READ and FI_SYMMETRIC",
+            attr.flags
+        ));
         return Err(FI_EINVAL);
     }
     match attr.type_ {
