@@ -120,6 +120,47 @@ static void map(struct side *me)
 	vector(me, FI_AV_MAP);
 }
 
+/* Whoever opens a vector by its name first keeps it; all others read it, whatever they ask for. */
+static void vector_with_name(struct side *me)
+{
+	struct fi_av_attr attr = { .type = FI_AV_TABLE };
+	struct sockaddr_in one = loopback(1001), found;
+	char name[64] = { 0 };
+	fi_addr_t address = 0;
+	struct fid_av *av;
+
+	side_begin(me, &(struct setup){ .addr_format = FI_SOCKADDR_IN });
+	attr.name = name;
+	if (me->rank == 0) {
+		snprintf(name, sizeof(name), "forms-%d", (int)getpid());
+		attr.flags = FI_READ;
+		SAME(fi_av_open(me->domain, &attr, &av, NULL), -FI_ENOENT);
+		attr.flags = 0;
+		OK(fi_av_open(me->domain, &attr, &av, NULL));
+		SAME(fi_av_insert(av, &one, 1, &address, 0, NULL), 1);
+		tell(me, name, sizeof(name));
+	} else {
+		hear(me, name, sizeof(name));
+		for (int reads = 0; reads < 2; reads++) {
+			size_t len = sizeof(found);
+
+			attr.flags = reads ? FI_READ : 0;
+			OK(fi_av_open(me->domain, &attr, &av, NULL));
+			OK(fi_av_lookup(av, 0, &found, &len));
+			SAME(ntohs(found.sin_port), 1001);
+			SAME(fi_av_insert(av, &one, 1, &address, 0, NULL), 0);
+			SAME(address, FI_ADDR_NOTAVAIL);
+			address = 0;
+			SAME(fi_av_remove(av, &address, 1, 0), -FI_EACCES);
+			if (!reads)
+				OK(fi_close(&av->fid));
+		}
+	}
+	barrier(me);
+	OK(fi_close(&av->fid));
+	side_end(me);
+}
+
 /* Insertions are reported to an event queue. */
 static void vector_events(struct side *me)
 {
@@ -497,6 +538,7 @@ static void service(struct side *me)
 const struct group object_groups[] = {
 	{ "av-table", table },
 	{ "av-map", map },
+	{ "av-named", vector_with_name },
 	{ "av-events", vector_events },
 	{ "event-queue", event_queue },
 	{ "aliases", aliases },

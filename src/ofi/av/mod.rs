@@ -12,6 +12,7 @@ use super::domain::Domain;
 use super::guard::entry;
 use super::lock::Locked;
 use super::table::{SLACK, Table, stubs};
+use crate::sys::Errno;
 use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::address::LocalHost;
@@ -48,8 +49,43 @@ static OPS: Table<fi_ops_av_2_7> = Table::new(fi_ops_av_2_7 {
     ..STUBS
 });
 
-/// `fi_av_open`. Errors: EINVAL; for a named vector ENOENT (FI_READ, and no process has created it), EADDRINUSE
-/// (it exists), EACCES (it belongs to another user), ENAMETOOLONG, ENOMEM.
+/// The bits of an `fi_addr` that name a receive context. Errors: EINVAL for more than are offered.
+fn rx_bits(attr: &fi_av_attr) -> Result<u8, i32> {
+    let bits = u8::try_from(attr.rx_ctx_bits).ok().filter(|bits| *bits <= RX_BITS_MAX);
+    bits.ok_or_else(|| {
+        log::warn(format_args!(
+            "fi_av_attr->rx_ctx_bits refused: {}, offered 0 to {RX_BITS_MAX}",
+            attr.rx_ctx_bits
+        ));
+        FI_EINVAL
+    })
+}
+
+/// The memory of a named vector, and whether it is only read. fi_av.3: without FI_READ it "will be created, if it does not
+/// already exist"; one that exists is changed by its keeper alone. Errors: as [`open`].
+fn named_board(name: &str, attr: &fi_av_attr) -> Result<(Board, bool), i32> {
+    let reads = attr.flags & FI_READ != 0;
+    let found = || Board::open(name).map(|board| (board, true));
+    let board = match found() {
+        Err(Errno(libc::ENOENT)) if !reads => match Board::create(name, attr.count) {
+            // Another process was faster.
+            Err(Errno(libc::EADDRINUSE)) => found(),
+            created => created.map(|board| (board, false)),
+        },
+        found => found,
+    };
+    match &board {
+        Ok((_, true)) if !reads => log::info(format_args!(
+            "the address vector called {name} exists: only the process that has created it inserts addresses"
+        )),
+        Ok(_) => {}
+        Err(e) => log::info(format_args!("cannot open the address vector called {name}: {e}")),
+    }
+    board.map_err(|e| e.0)
+}
+
+/// `fi_av_open`. Errors: EINVAL; for a named vector ENOENT (FI_READ, and no process has created it; or the process that
+/// has is not to be seen from here), EACCES (it belongs to another user), ENAMETOOLONG, ENOMEM.
 ///
 /// # Safety
 /// As libfabric calls `fi_av_open`.
@@ -76,25 +112,12 @@ pub(crate) unsafe fn open(
         FI_AV_MAP | FI_AV_TABLE => {}
         _ => return Err(FI_EINVAL),
     }
-    let rx_bits = u8::try_from(attr.rx_ctx_bits).ok().filter(|bits| *bits <= RX_BITS_MAX);
-    let Some(rx_bits) = rx_bits else {
-        log::warn(format_args!(
-            "fi_av_attr->rx_ctx_bits refused: {}, offered 0 to {RX_BITS_MAX}",
-            attr.rx_ctx_bits
-        ));
-        return Err(FI_EINVAL);
-    };
+    let rx_bits = rx_bits(attr)?;
     let mut state = AvState::new(LocalHost::detect(), attr.count).with_rx_bits(rx_bits);
     if !attr.name.is_null() {
         // SAFETY: the application's C string.
         let name = unsafe { CStr::from_ptr(attr.name) }.to_string_lossy();
-        let reads = attr.flags & FI_READ != 0;
-        let board = if reads { Board::open(&name) } else { Board::create(&name, attr.count) };
-        let board = board.map_err(|e| {
-            let verb = if reads { "read" } else { "keep" };
-            log::info(format_args!("cannot {verb} the address vector called {name}: {e}"));
-            e.0
-        })?;
+        let (board, reads) = named_board(&name, attr)?;
         if attr.map_addr.is_null() {
             attr.map_addr = board.map_addr().cast();
         }
