@@ -94,7 +94,7 @@ struct End2 {
 fn settings(port: u16, key: u8, life: u64) -> Settings {
     Settings {
         life,
-        address: Address::from_text(&format!("10.0.0.1:{port}")).unwrap(),
+        address: Address::from_text(&format!("10.0.{}.{}:{port}", port >> 8, port & 255)).unwrap(),
         key: JobKey::from_bytes([key; 16]),
         key_source: Source::AuthKey,
         datagram_max: 1472,
@@ -578,6 +578,35 @@ fn who_answers_late_is_waited_for() {
     bench.assert_heard(100, 100);
     let again = bench.a.machine.counts().retransmitted - before;
     assert!((1..=2).contains(&again), "{again}");
+}
+
+#[test]
+fn a_process_of_this_host_has_its_turn_before_packets_go_again() {
+    for (host, last_ms) in [("10.0.0.1", 100), ("10.0.0.2", 10)] {
+        let address = Address::from_text(&format!("{host}:2")).unwrap();
+        let mut bench = Bench::new();
+        let settings = Settings { address, ..settings(2, 7, 103) };
+        (bench.b.machine, bench.b.address) = (Reliable::new(settings, 1), address);
+        bench.send(b"0", 0).unwrap();
+        for _ in 0..50 {
+            bench.poll();
+        }
+        bench.exchange(|_| true);
+        let before = bench.a.machine.counts().retransmitted;
+        bench.send(b"head", 1000).unwrap();
+        let Bench { a, now, .. } = &mut bench;
+        let mut again = None;
+        for ms in 0..=2 * last_ms {
+            a.machine.poll_transmit(*now, &mut a.wire);
+            if a.machine.counts().retransmitted > before {
+                again = again.or(Some(ms));
+            }
+            *now += MS;
+            a.machine.on_timeout(*now, &mut a.heard);
+        }
+        let late = again.is_some_and(|ms| ms >= 100);
+        assert!(again.is_some() && late == (host == "10.0.0.1"), "{host}: {again:?} ms");
+    }
 }
 
 #[test]
