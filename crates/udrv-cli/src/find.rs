@@ -36,6 +36,11 @@ pub(crate) fn leaves_the_usual_folder(path: &str) -> bool {
     entries(path).all(|entry| preferred(entry).is_some_and(|file| !file.ends_with(PROVIDER)))
 }
 
+/// Whether the provider is one of those that FI_PROVIDER_PATH prefers by their full paths.
+pub(crate) fn prefers(path: &str) -> bool {
+    entries(path).filter_map(preferred).any(|file| file.ends_with(PROVIDER))
+}
+
 fn entries(path: &str) -> impl Iterator<Item = &str> {
     path.strip_prefix('@').unwrap_or(path).split(':').filter(|entry| !entry.is_empty())
 }
@@ -117,6 +122,7 @@ mod tests {
             [("@", true), ("+/a/libtcp-fi.so", true), ("+/a/libudrv-fi.so", false), ("/a", false)]
         {
             assert_eq!(leaves_the_usual_folder(path), leaves, "{path}");
+            assert_eq!(prefers(path), path == "+/a/libudrv-fi.so", "{path}");
         }
     }
 }

@@ -340,25 +340,41 @@ impl Page {
     }
 }
 
-/// The pages of the processes named, or of all, as JSON. Errors: none has one that can be read. A page of a layout that
-/// is not known is named on the standard error stream.
-pub(crate) fn all(only: &[u32]) -> Result<Vec<Value>, String> {
-    let (mut found, mut unknown) = (Vec::new(), Vec::new());
-    for page in processes(only).into_iter().filter_map(of_process) {
+/// The pages of the processes named, or of all, as JSON.
+pub(crate) fn all(only: &[u32]) -> Vec<Value> {
+    look(only).into_iter().filter_map(|(_, page)| page.ok()).collect()
+}
+
+/// The same, for a command that begins. A page of a layout that is not known, and a process that was named and has no page,
+/// are named on the standard error stream. Errors: there is none that can be read, which is [`NO_PAGE`] if there is none
+/// at all.
+pub(crate) fn asked(only: &[u32]) -> Result<Vec<Value>, String> {
+    let (mut found, mut errors, mut known) = (Vec::new(), Vec::new(), Vec::new());
+    for (pid, page) in look(only) {
+        known.push(pid);
         match page {
             Ok(page) => found.push(page),
-            Err(error) => unknown.push(error),
+            Err(error) => errors.push(error),
         }
     }
-    let none = match only {
-        [] => "no process of this user has an endpoint of udrv".to_owned(),
-        _ => format!("no endpoint of udrv in {only:?}, or not of this user"),
-    };
-    if found.is_empty() {
-        return Err(if unknown.is_empty() { none } else { unknown.join("; ") });
+    let missing: Vec<u32> = only.iter().copied().filter(|pid| !known.contains(pid)).collect();
+    if !missing.is_empty() {
+        errors.push(format!("no endpoint of udrv in {missing:?}, or not of this user"));
     }
-    unknown.iter().for_each(|error| eprintln!("udrv: {error}"));
+    if found.is_empty() {
+        return Err(if errors.is_empty() { NO_PAGE.to_owned() } else { errors.join("; ") });
+    }
+    errors.iter().for_each(|error| eprintln!("udrv: {error}"));
     Ok(found)
+}
+
+/// No process was named, and none has a page.
+pub(crate) const NO_PAGE: &str = "no process of this user has an endpoint of udrv";
+
+/// The processes that have a page, and the page; errors: it is of a layout that is not known.
+fn look(only: &[u32]) -> Vec<(u32, Result<Value, String>)> {
+    let pids = processes(only).into_iter();
+    pids.filter_map(|pid| of_process(pid).map(|page| (pid, page))).collect()
 }
 
 /// Bytes of a record with these names. None counts for nothing, however short its text.

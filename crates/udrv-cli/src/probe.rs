@@ -98,7 +98,7 @@ fn thresholds(libfabric: &str) -> Result<(Vec<String>, Value), String> {
 
 /// Version and commit of the provider that this process has loaded, from its page; null if it has none.
 fn build() -> Value {
-    let pages = page::all(&[std::process::id()]).unwrap_or_default();
+    let pages = page::all(&[std::process::id()]);
     pages
         .first()
         .map_or(Value::Null, |page| json!({ "version": page["version"], "commit": page["commit"] }))

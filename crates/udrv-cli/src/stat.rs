@@ -20,9 +20,9 @@ pub(crate) struct Stat {
 
 impl Stat {
     pub(crate) fn run(self) -> Outcome {
-        let pages = match page::all(&self.pid) {
+        let pages = match page::asked(&self.pid) {
             // A collector finds an empty list, and no error, while no job runs.
-            Err(_) if self.pid.is_empty() && (self.json || self.prometheus) => Vec::new(),
+            Err(why) if why == page::NO_PAGE && (self.json || self.prometheus) => Vec::new(),
             found => found?,
         };
         if self.json {

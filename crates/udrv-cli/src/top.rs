@@ -42,7 +42,7 @@ impl Top {
     pub(crate) fn run(mut self) -> Outcome {
         let screen = Screen::open();
         let pause = Duration::from_millis(self.time_ms);
-        let (mut before, mut after) = (Vec::new(), page::all(&self.pid).unwrap_or_default());
+        let (mut before, mut after) = (Vec::new(), page::all(&self.pid));
         let (mut at, mut seconds, mut pictures) = (Instant::now(), 0.0, 0);
         while self.count.is_none_or(|count| pictures < count) {
             let left = (at + pause).saturating_duration_since(Instant::now());
@@ -52,7 +52,7 @@ impl Top {
                 // Processes renew their counts now and then: the same two looks are drawn in another way.
                 Wait::Key => (),
                 Wait::Due => {
-                    (before, after) = (after, page::all(&self.pid).unwrap_or_default());
+                    (before, after) = (after, page::all(&self.pid));
                     (seconds, at) = (at.elapsed().as_secs_f64(), Instant::now());
                     pictures += 1;
                 }

@@ -57,7 +57,7 @@ struct Timeline {
 
 impl Trace {
     pub(crate) fn run(self) -> Outcome {
-        let pages = page::all(&self.pid)?;
+        let pages = page::asked(&self.pid)?;
         let rings = ring::all(&self.pid);
         let mut output = Output::create(&self.output)?;
         let mut timeline = Timeline::default();
@@ -65,7 +65,7 @@ impl Trace {
             self.watch(pages.clone(), &mut timeline, &mut output)?;
         }
         // Peers may be other processes than those asked for.
-        let all = page::all(&[]).unwrap_or_default();
+        let all = page::all(&[]);
         let processes = timeline.named.len().max(rings.len());
         output.write(timeline.end())?;
         for ring in &rings {
@@ -120,7 +120,10 @@ impl Trace {
             }
             next = next.max(begun.elapsed());
             let now_us = zero_us + begun.elapsed().as_micros() as u64;
-            let Ok(after) = page::all(&self.pid) else { break };
+            let after = page::all(&self.pid);
+            if after.is_empty() {
+                break;
+            }
             timeline.look(&before, &after, at_us, now_us);
             output.write(timeline.events.drain(..))?;
             (before, at_us) = (after, now_us);

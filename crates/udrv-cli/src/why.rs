@@ -49,11 +49,14 @@ const WAITS_PERCENT: u64 = 10;
 
 impl Why {
     pub(crate) fn run(self) -> Outcome {
-        let before = page::all(&self.pid)?;
+        let before = page::asked(&self.pid)?;
         std::thread::sleep(Duration::from_millis(self.time_ms));
-        let after = page::all(&self.pid)?;
+        let after = page::all(&self.pid);
+        if after.is_empty() {
+            return Err("the processes have ended".to_owned());
+        }
         // Those that are waited for may be others.
-        let all = page::all(&[]).unwrap_or_default();
+        let all = page::all(&[]);
         let mut findings = Findings::new();
         for page in &after {
             let earlier = before.iter().find(|earlier| earlier["pid"] == page["pid"]);

@@ -83,7 +83,17 @@ fn is_new_enough(version: &str) -> bool {
 }
 
 /// The variables that decide whether programs take udrv.
-fn environment(folder: &Path) -> Option<Finding> {
+fn environment(folder: &Path) -> Vec<Finding> {
+    let preferred = std::env::var("FI_PROVIDER_PATH").ok().filter(|path| find::prefers(path));
+    let note = preferred.map(|path| {
+        let says = format!("FI_PROVIDER_PATH={path}: + is for libfabric 1.21 and newer");
+        let remedy = format!("export FI_PROVIDER_PATH={} for older ones", folder.display());
+        Finding::new("environment", Verdict::Note, says).remedy(remedy)
+    });
+    note.into_iter().chain(verdict(folder)).collect()
+}
+
+fn verdict(folder: &Path) -> Option<Finding> {
     let set = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
     if let Some(path) = set("FI_PROVIDER_PATH") {
         let holds = |folder: &PathBuf| folder.join(find::PROVIDER).is_file();
