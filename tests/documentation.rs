@@ -185,9 +185,12 @@ fn features_name_tests_that_exist() {
                 None => {
                     let program = test.split(' ').next().unwrap_or(test);
                     root.join(program).is_file()
-                        && gate
-                            .lines()
-                            .any(|l| l.trim_start().starts_with("step ") && l.contains(test))
+                        && gate.lines().any(|line| {
+                            let is_step = ["step ", "beside "]
+                                .iter()
+                                .any(|word| line.trim_start().starts_with(word));
+                            is_step && line.contains(test)
+                        })
                 }
             };
             assert!(known, "{feature}: no such test: {test}");
