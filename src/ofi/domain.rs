@@ -15,7 +15,7 @@ use crate::sys::numbers::NumberMap;
 use crate::sys::process;
 use crate::transport::JobKey;
 use crate::transport::router;
-use libfabric_sys::fid_domain;
+use libfabric_sys::{FI_REMOTE_READ, FI_REMOTE_WRITE, fid_domain};
 use once_cell::sync::OnceCell;
 use std::ptr::addr_eq;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -79,6 +79,11 @@ pub(super) struct RegionCounters {
 }
 
 impl RegionCounters {
+    /// The counter of each kind of access.
+    pub(super) fn slots(&mut self) -> [(u64, &mut Option<Arc<dyn Count>>); 2] {
+        [(FI_REMOTE_READ, &mut self.read), (FI_REMOTE_WRITE, &mut self.write)]
+    }
+
     /// The counters that count an access. An access that both reads and changes the memory (fi_mr.3) is one event
     /// of a counter that is bound for both.
     pub(super) fn told(&self, right: Right) -> impl Iterator<Item = &Arc<dyn Count>> {

@@ -31,6 +31,7 @@ mod poll_set;
 mod profile;
 mod progress;
 pub(crate) mod provider;
+mod slots;
 mod source;
 mod table;
 mod trigger;

@@ -5,7 +5,8 @@ use super::domain::{self, Domain, Hmem};
 use super::guard::{code, entry, making_entry};
 use super::keys::{self, DomainKey};
 use super::table::{SLACK, Slack, Table, stubs};
-use super::{av, cntr};
+use super::trigger::Count;
+use super::{av, cntr, slots};
 use crate::memory::declared::{Declaration, declare};
 use crate::memory::keys::Region;
 use crate::memory::{ADDRESSES_END, MAX_SEGMENTS, SegmentList};
@@ -415,7 +416,7 @@ unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
 }
 
 /// Errors: EINVAL for other flags than FI_REMOTE_READ and FI_REMOTE_WRITE, a counter of another
-/// domain, or a second one.
+/// domain, or a second one; those of the counter's wait object. Then nothing is bound.
 fn bind_counter(mr: &MrFid, counter: &Arc<cntr::Counter>, flags: u64) -> Result<(), i32> {
     let known = FI_REMOTE_READ | FI_REMOTE_WRITE;
     if flags & !known != 0 || flags == 0 || !Arc::ptr_eq(&counter.domain, &mr.domain) {
@@ -425,19 +426,15 @@ fn bind_counter(mr: &MrFid, counter: &Arc<cntr::Counter>, flags: u64) -> Result<
     // SAFETY: the guard belongs to the region's domain; one short step.
     let state = unsafe { mr.domain.state(&guard) };
     let counters = state.region_counters.entry(mr.id).or_default();
-    for (flag, slot) in
-        [(FI_REMOTE_READ, &mut counters.read), (FI_REMOTE_WRITE, &mut counters.write)]
-    {
-        if flags & flag != 0 {
-            if slot.is_some() {
-                return Err(FI_EINVAL);
-            }
-            *slot = Some(counter.clone());
-        }
-    }
+    slots::bind(counters.slots(), flags, &(counter.clone() as Arc<dyn Count>))?;
     // Ends direct RMA to the region, because the counter must see each access from now on.
     mr.domain.revoke(mr.id, &guard);
     let fed = mr.domain.feed(counter.clone(), &guard);
+    if fed.is_err() {
+        // SAFETY: the guard belongs to the region's domain; one short step.
+        let state = unsafe { mr.domain.state(&guard) };
+        slots::unbind(state.region_counters.entry(mr.id).or_default().slots(), flags);
+    }
     drop(guard);
     mr.domain.settle();
     fed

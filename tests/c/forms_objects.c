@@ -3,6 +3,7 @@
 #include "all_forms.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <stdio.h>
@@ -328,6 +329,58 @@ static void format_6(struct side *me)
 	side_end(me);
 }
 
+/* Calls that fail in part, or late because a counter cannot be waited for with the endpoint, have no effect. */
+static void late_failures(struct side *me)
+{
+	struct fi_cntr_attr attr = { .wait_obj = FI_WAIT_FD };
+	struct fid_cntr *early, *late;
+	struct fid_ep *ep;
+	struct fid_mr *mr;
+	uint64_t memory;
+	int null = open("/dev/null", O_RDONLY), fds[2], kept[2];
+
+	side_begin(me, &(struct setup){ .caps = FI_MSG | FI_TAGGED | FI_RMA | FI_RMA_EVENT });
+	OK(fi_cntr_open(me->domain, &attr, &early, NULL));
+	OK(fi_cntr_open(me->domain, &attr, &late, NULL));
+	OK(fi_mr_reg(me->domain, &memory, sizeof(memory), FI_REMOTE_WRITE, 0, 1, 0, &mr, NULL));
+	OK(fi_endpoint(me->domain, me->info, &ep, NULL));
+	OK(fi_ep_bind(ep, &me->av->fid, 0));
+	OK(fi_ep_bind(ep, &me->rx->fid, FI_RECV));
+	SAME(fi_ep_bind(ep, &me->tx->fid, FI_TRANSMIT | FI_RECV), -FI_EINVAL);
+	OK(fi_ep_bind(ep, &me->tx->fid, FI_TRANSMIT));
+	OK(fi_ep_bind(ep, &early->fid, FI_RECV));
+	SAME(fi_ep_bind(ep, &early->fid, FI_SEND | FI_RECV), -FI_EINVAL);
+	OK(fi_ep_bind(ep, &early->fid, FI_SEND));
+	OK(fi_control(&early->fid, FI_GETWAIT, &fds[0]));
+	OK(fi_control(&late->fid, FI_GETWAIT, &fds[1]));
+	/* Nothing can be added to a descriptor that is no epoll. */
+	for (int i = 0; i < 2; i++) {
+		kept[i] = dup(fds[i]);
+		CHECK(dup2(null, fds[i]) == fds[i]);
+	}
+	CHECK(fi_enable(ep) < 0);
+	CHECK(fi_ep_bind(me->ep, &late->fid, FI_RECV) < 0);
+	CHECK(fi_mr_bind(mr, &late->fid, FI_REMOTE_WRITE) < 0);
+	for (int i = 0; i < 2; i++) {
+		CHECK(dup2(kept[i], fds[i]) == fds[i]);
+		OK(close(kept[i]));
+	}
+	OK(close(null));
+	OK(fi_enable(ep));
+	OK(fi_ep_bind(me->ep, &late->fid, FI_RECV));
+	OK(fi_mr_bind(mr, &late->fid, FI_REMOTE_WRITE));
+	CHECK(exchanges(me, me->ep, me->peer, 1000));
+	OK(fi_cntr_wait(late, 1, PATIENCE_S * 1000));
+	barrier(me);
+	OK(fi_close(&mr->fid));
+	OK(fi_close(&ep->fid));
+	OK(fi_close(&me->ep->fid));
+	me->ep = NULL;
+	OK(fi_close(&early->fid));
+	OK(fi_close(&late->fid));
+	side_close(me);
+}
+
 /* Two fabrics with two domains with three endpoints: everyone sends to everyone of the other side. */
 static void many(struct side *me)
 {
@@ -544,6 +597,7 @@ const struct group object_groups[] = {
 	{ "aliases", aliases },
 	{ "address-strings", strings },
 	{ "ipv6-format", format_6 },
+	{ "late-failures", late_failures },
 	{ "many-objects", many },
 	{ "threading-levels", threading },
 	{ "early-leaver", early_leaver },

@@ -423,8 +423,9 @@ static void rma_counters(struct side *me)
 	mr = offer(me, memory, 50000, RIGHTS, &target);
 	if (mr) {
 		SAME(fi_mr_bind(mr, &of_region[0]->fid, FI_WRITE), -FI_EINVAL);
-		OK(fi_mr_bind(mr, &of_region[0]->fid, FI_REMOTE_READ));
 		OK(fi_mr_bind(mr, &of_region[1]->fid, FI_REMOTE_WRITE));
+		SAME(fi_mr_bind(mr, &of_region[1]->fid, FI_REMOTE_READ | FI_REMOTE_WRITE), -FI_EINVAL);
+		OK(fi_mr_bind(mr, &of_region[0]->fid, FI_REMOTE_READ));
 		SAME(fi_mr_bind(mr, &of_region[0]->fid, FI_REMOTE_READ), -FI_EINVAL);
 		SAME(fi_close(&of_region[0]->fid), -FI_EBUSY);
 	}

@@ -6,8 +6,9 @@ use super::state::{Bindings, Endpoint, EndpointFid, QueueBinding};
 use crate::ofi::cntr::{self, Counter};
 use crate::ofi::cq::{self, CompletionQueue};
 use crate::ofi::guard::{code, entry};
+use crate::ofi::lock::Hold;
 use crate::ofi::own::own;
-use crate::ofi::{av, eq};
+use crate::ofi::{av, eq, slots};
 use libfabric_sys::{
     FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EQ, FI_CLASS_SRX_CTX, FI_CLASS_STX_CTX,
     FI_EINVAL, FI_EOPBADSTATE, FI_READ, FI_RECV, FI_REMOTE_READ, FI_REMOTE_WRITE,
@@ -45,7 +46,7 @@ unsafe fn bind_object(handle: &EndpointFid, other: *mut fid, flags: u64) -> Resu
             FI_CLASS_CNTR => {
                 let counter = cntr::shared(other)?;
                 bind_counter(ep, bindings, counter, flags)?;
-                if enabled { counter.source(&guard).attach(ep, &guard) } else { Ok(()) }
+                if enabled { begin_counting(handle, counter, flags, guard) } else { Ok(()) }
             }
             FI_CLASS_STX_CTX => ep.bind_shared_transmit(bindings, other),
             FI_CLASS_SRX_CTX => ep.bind_shared_receive(bindings, other),
@@ -80,15 +81,23 @@ fn bind_queue(
         return Err(FI_EINVAL);
     }
     let selective = flags & FI_SELECTIVE_COMPLETION != 0;
-    for (flag, slot) in [(FI_TRANSMIT, &mut bindings.transmit), (FI_RECV, &mut bindings.receive)] {
-        if flags & flag != 0 {
-            if slot.is_some() {
-                return Err(FI_EINVAL);
-            }
-            *slot = Some(QueueBinding { queue: queue.clone(), selective });
-        }
+    let queue = QueueBinding { queue: queue.clone(), selective };
+    let slots = [(FI_TRANSMIT, &mut bindings.transmit), (FI_RECV, &mut bindings.receive)];
+    slots::bind(slots, flags, &queue)
+}
+
+impl Bindings {
+    /// The counter of each kind of operation.
+    fn counter_slots(&mut self) -> [(u64, &mut Option<Arc<Counter>>); 6] {
+        [
+            (FI_SEND, &mut self.send_counter),
+            (FI_RECV, &mut self.receive_counter),
+            (FI_READ, &mut self.read_counter),
+            (FI_WRITE, &mut self.write_counter),
+            (FI_REMOTE_READ, &mut self.remote_read_counter),
+            (FI_REMOTE_WRITE, &mut self.remote_write_counter),
+        ]
     }
-    Ok(())
 }
 
 fn bind_counter(
@@ -102,22 +111,23 @@ fn bind_counter(
     if flags & !known != 0 || flags == 0 || !Arc::ptr_eq(&counter.domain, &ep.domain) {
         return Err(FI_EINVAL);
     }
-    for (flag, slot) in [
-        (FI_SEND, &mut bindings.send_counter),
-        (FI_RECV, &mut bindings.receive_counter),
-        (FI_READ, &mut bindings.read_counter),
-        (FI_WRITE, &mut bindings.write_counter),
-        (FI_REMOTE_READ, &mut bindings.remote_read_counter),
-        (FI_REMOTE_WRITE, &mut bindings.remote_write_counter),
-    ] {
-        if flags & flag != 0 {
-            if slot.is_some() {
-                return Err(FI_EINVAL);
-            }
-            *slot = Some(counter.clone());
-        }
+    slots::bind(bindings.counter_slots(), flags, counter)
+}
+
+/// Lets a counter that came to an enabled endpoint see all that it counts. Errors: those of its wait object; then it is
+/// not bound.
+fn begin_counting(
+    handle: &EndpointFid,
+    counter: &Arc<Counter>,
+    flags: u64,
+    mut guard: Hold<'_>,
+) -> Result<(), i32> {
+    let ep = &*handle.shared;
+    let attached = counter.source(&guard).attach(ep, &guard);
+    if attached.is_err() {
+        slots::unbind(ep.change_bindings(handle.context, &mut guard).counter_slots(), flags);
     }
-    Ok(())
+    attached
 }
 
 impl Endpoint {

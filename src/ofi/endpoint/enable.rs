@@ -55,7 +55,20 @@ impl Endpoint {
         if self.engine(&guard).is_some() {
             return Err(FI_EOPBADSTATE);
         }
+        self.check_bindings(&guard)?;
+        self.start(&guard)?;
         let bindings = self.bindings(&guard);
+        if bindings.waits(&guard) {
+            self.enable_waiting(&guard);
+        }
+        self.join_shared(bindings, &guard);
+        // The call may be repeated.
+        bindings.attach(self, &guard).inspect_err(|_| self.stop(&guard))
+    }
+
+    /// Errors: as [`Endpoint::enable`], for what is not bound.
+    fn check_bindings(&self, guard: &Guard<'_>) -> Result<(), i32> {
+        let bindings = self.bindings(guard);
         if bindings.av.is_none() {
             return Err(FI_ENOAV);
         }
@@ -65,13 +78,7 @@ impl Endpoint {
         {
             return Err(FI_ENOCQ);
         }
-        self.check_shared(bindings, &guard)?;
-        self.start(&guard)?;
-        if bindings.waits(&guard) {
-            self.enable_waiting(&guard);
-        }
-        self.join_shared(bindings, &guard);
-        bindings.attach(self, &guard)
+        self.check_shared(bindings, guard)
     }
 
     /// Prepares the interface for threads that may sleep on a queue or counter of the endpoint.
@@ -81,7 +88,7 @@ impl Endpoint {
         }
     }
 
-    /// Opens the interface, under the lock.
+    /// Opens the interface, under the lock. After an error nothing is open.
     fn start(&self, guard: &Guard<'_>) -> Result<(), i32> {
         let config = &self.domain.config;
         let (key, source) = self.job_key(guard)?;
@@ -121,7 +128,7 @@ impl Endpoint {
         // SAFETY: the guard belongs to this domain; no other reference to the engine exists in this step.
         unsafe { *self.engine.get(guard) = Some(Engine::new(router, limits)) };
         self.state(guard).page = PageRecord::open(address).map(Box::new);
-        self.domain.enter(self, guard)
+        self.domain.enter(self, guard).inspect_err(|_| self.stop(guard))
     }
 
     fn default_address(&self) -> Result<Address, i32> {
@@ -166,6 +173,12 @@ impl Endpoint {
     }
 
     fn leave(&self, guard: &mut Hold<'_>) {
+        self.stop(guard);
+        *self.bindings.write(guard) = AllBindings::default();
+    }
+
+    /// Leaves all lists and closes the interface: the endpoint is as before `fi_enable`.
+    fn stop(&self, guard: &Guard<'_>) {
         self.leave_shared(guard);
         for number in 0..self.contexts.count() {
             self.bindings_of(number, guard).detach(self, guard);
@@ -182,7 +195,6 @@ impl Endpoint {
         self.state(guard).page = None;
         // SAFETY: the guard belongs to this domain; the endpoint is in no list, so no other code reaches the engine.
         unsafe { *self.engine.get(guard) = None };
-        *self.bindings.write(guard) = AllBindings::default();
     }
 
     /// Errors: EOPBADSTATE without a shared context that was asked for; EINVAL if the endpoints of

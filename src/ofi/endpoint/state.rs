@@ -30,7 +30,7 @@ use std::sync::Arc;
 pub(super) const DEFAULT_MIN_MULTI_RECV: usize = 64;
 
 /// The completion queue of one direction.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct QueueBinding {
     pub(super) queue: Arc<CompletionQueue>,
     /// FI_SELECTIVE_COMPLETION: only operations with FI_COMPLETION get an entry.
