@@ -116,6 +116,11 @@ impl RegionTable {
         self.regions.remove(&key);
     }
 
+    /// The id of each region.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = u64> {
+        self.regions.values().map(|(id, _)| *id)
+    }
+
     /// The id and the description of a region.
     pub(crate) fn whole(&self, key: u64) -> Option<(u64, Region)> {
         self.regions.get(&key).copied()

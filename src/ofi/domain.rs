@@ -181,6 +181,13 @@ impl Domain {
         self.endpoints(guard).for_each(|endpoint| endpoint.revoke(region, guard));
     }
 
+    /// The same for all regions.
+    pub(super) fn revoke_all(&self, guard: &Guard<'_>) {
+        // SAFETY: the guard belongs to this domain; the copy ends the borrow.
+        let ids: Vec<u64> = unsafe { self.state(guard) }.regions.ids().collect();
+        ids.into_iter().for_each(|id| self.revoke(id, guard));
+    }
+
     /// Waits, without the lock, until no peer is in the middle of an access that it began before a `revoke`.
     /// False: a peer still is, and it is neither stopped nor done.
     pub(super) fn settle(&self) -> bool {

@@ -246,8 +246,8 @@ static void alone_when_stopped(struct side *me)
 	free(local);
 }
 
-/* A counter that comes to a region which rank 0 knows already hears of everything from then on. */
-static void alone_unless_heard(struct side *me)
+/* A counter that comes to a region which rank 0 knows already, or to its endpoint, hears of everything from then on. */
+static void heard_by(struct side *me, bool endpoint)
 {
 	enum { COUNT = 20 };
 	char *memory = need(LEN), *local = need(LEN);
@@ -274,15 +274,29 @@ static void alone_unless_heard(struct side *me)
 		barrier(me);
 		SAME(fi_cntr_read(writes), part && me->rank ? COUNT + 1 : 0);
 		if (mr && !part)
-			OK(fi_mr_bind(mr, &writes->fid, FI_REMOTE_WRITE));
+			OK(endpoint ? fi_ep_bind(me->ep, &writes->fid, FI_REMOTE_WRITE)
+				    : fi_mr_bind(mr, &writes->fid, FI_REMOTE_WRITE));
 		barrier(me);
 	}
 	if (mr)
 		OK(fi_close(&mr->fid));
-	OK(fi_close(&writes->fid));
+	if (endpoint)
+		me->rma[REMOTE_WRITES] = writes;
+	else
+		OK(fi_close(&writes->fid));
 	side_end(me);
 	free(memory);
 	free(local);
+}
+
+static void alone_unless_heard(struct side *me)
+{
+	heard_by(me, false);
+}
+
+static void alone_unless_counted(struct side *me)
+{
+	heard_by(me, true);
 }
 
 const struct group alone_groups[] = {
@@ -290,5 +304,6 @@ const struct group alone_groups[] = {
 	{ "alone_until_closed", alone_until_closed },
 	{ "alone_when_stopped", alone_when_stopped },
 	{ "alone_unless_heard", alone_unless_heard },
+	{ "alone_unless_counted", alone_unless_counted },
 	{ NULL, NULL },
 };

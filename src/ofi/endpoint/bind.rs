@@ -126,6 +126,11 @@ fn begin_counting(
     let attached = counter.source(&guard).attach(ep, &guard);
     if attached.is_err() {
         slots::unbind(ep.change_bindings(handle.context, &mut guard).counter_slots(), flags);
+    } else if flags & (FI_REMOTE_READ | FI_REMOTE_WRITE) != 0 {
+        // Ends direct RMA, of which it would not know. From now on peers are told only of what no counter counts.
+        ep.domain.revoke_all(&guard);
+        drop(guard);
+        ep.domain.settle();
     }
     attached
 }
