@@ -353,6 +353,44 @@ static void deferred_rma(struct side *me)
 	free(back);
 }
 
+/* The buffers of work are read when it is due, also with FI_INJECT. */
+static void deferred_inject(struct side *me)
+{
+	enum { LEN = 100 };
+	struct setup setup = { .caps = CAPS, .counters = true, .rma_counters = true };
+	char memory[LEN] = { 0 }, got[LEN], local[LEN];
+	struct fid_mr *mr = NULL;
+	struct request a, b;
+
+	side_begin(me, &setup);
+	if (me->rank == 1) {
+		OK(fi_mr_reg(me->domain, memory, LEN, FI_REMOTE_WRITE, 0, KEY, 0, &mr, NULL));
+		POST(me, fi_trecv(me->ep, got, LEN, NULL, me->peer, 5, 0, NULL));
+		barrier(me);
+		completion(me->rx);
+		barrier(me);
+		CHECK(holds(got, LEN, 2, 0));
+		CHECK(holds(memory, LEN, 2, 0));
+		OK(fi_close(&mr->fid));
+	} else {
+		struct fid_cntr *by = counter_of(me), *done = counter_of(me);
+
+		barrier(me);
+		fill(local, LEN, 1);
+		OK(queue_work(me, tagged_at(me, &a, FI_OP_TSEND, by, 1, done, local, LEN, FI_INJECT)));
+		rma_at(me, &b, FI_OP_WRITE, by, 1, done, local, LEN, KEY);
+		b.rma.flags = FI_INJECT;
+		OK(queue_work(me, &b.work));
+		fill(local, LEN, 2);
+		OK(fi_cntr_add(by, 1));
+		OK(fi_cntr_wait(done, 2, PATIENCE_S * 1000));
+		barrier(me);
+		OK(fi_close(&by->fid));
+		OK(fi_close(&done->fid));
+	}
+	side_end(me);
+}
+
 /* Work that is cancelled, flushed, left behind or refused is never done. */
 static void deferred_ends(struct side *me)
 {
@@ -572,9 +610,8 @@ static void deferred_atomics(struct side *me)
 		struct fi_deferred_work work = { .triggering_cntr = by, .completion_cntr = done };
 
 		barrier(me);
-		for (int i = 0; i < ELEMENTS; i++)
-			sum->operand[i] = 10;
 		base.msg = change(me, sum, FI_SUM, &base);
+		base.flags = FI_INJECT;
 		work.op_type = FI_OP_ATOMIC;
 		work.threshold = 1;
 		work.op.atomic = &base;
@@ -623,6 +660,9 @@ static void deferred_atomics(struct side *me)
 		for (struct elements *e = sum; e; e = e == sum ? swap : NULL)
 			memset(&e->operands, 0xee, sizeof(*e) - offsetof(struct elements, operands));
 
+		/* The operands are read when they are due. */
+		for (int i = 0; i < ELEMENTS; i++)
+			sum->operand[i] = 10;
 		nothing_in(me->tx, 20);
 		OK(fi_cntr_add(by, 1));
 		/* The sum, the read, the swap; what failed; the sum again. */
@@ -818,6 +858,7 @@ const struct group trigger_groups[] = {
 	{ "deferred_ring", deferred_ring },
 	{ "deferred_ring_short", deferred_ring_short },
 	{ "deferred_rma", deferred_rma },
+	{ "deferred_inject", deferred_inject },
 	{ "deferred_ends", deferred_ends },
 	{ "trigger_atomics", trigger_atomics },
 	{ "deferred_atomics", deferred_atomics },

@@ -1,7 +1,8 @@
 //! Deferred work (fi_trigger.3, "Deferred work queues"): requests that an application queues at a domain
 //! become operations of its endpoints.
 //!
-//! Requests are copied when they are queued: their structures are not read again.
+//! Requests are copied when they are queued: their structures are not read again. Buffers are read when an operation
+//! starts, also with FI_INJECT: before that they are "not read or otherwise accessed".
 
 use super::atomic::{Changing, Request};
 use super::handle::named;
@@ -232,7 +233,8 @@ unsafe fn send(domain: &Arc<Domain>, message: Message, guard: &Guard<'_>) -> Res
     let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(data);
     let memory = endpoint.located(memory)?;
     let sending = Sending::check(endpoint, memory, tagging, data, peer, flags, guard)?;
-    let action = transfer(endpoint, sending.kind(), sending.starter());
+    let start = move |ep: &Endpoint, guard: &Guard<'_>, account| sending.start(ep, guard, account);
+    let action = transfer(endpoint, sending.kind(), start);
     Ok(Transfer { action, context, flags })
 }
 
@@ -277,7 +279,9 @@ unsafe fn access(
         let op = op.as_ref().ok_or(FI_EINVAL)?;
         let endpoint = triggerable(domain, op.ep, guard)?;
         let accessing = Accessing::of_message(endpoint, right, &op.msg, op.flags, guard)?;
-        let action = transfer(endpoint, accessing.kind(), accessing.starter());
+        let start =
+            move |ep: &Endpoint, guard: &Guard<'_>, account| accessing.start(ep, guard, account);
+        let action = transfer(endpoint, accessing.kind(), start);
         Ok(Transfer { action, context: op.msg.context, flags: op.flags })
     }
 }
@@ -295,7 +299,9 @@ unsafe fn change(
     unsafe {
         let endpoint = triggerable(domain, ep, guard)?;
         let changing = Changing::of_request(endpoint, request, flags, guard)?;
-        let action = transfer(endpoint, changing.kind(), changing.starter());
+        let start =
+            move |ep: &Endpoint, guard: &Guard<'_>, account| changing.start(ep, guard, account);
+        let action = transfer(endpoint, changing.kind(), start);
         Ok(Transfer { action, context: request.context(), flags })
     }
 }

@@ -150,7 +150,12 @@ impl Accessing {
         Self::check(ep, access, flags, guard)
     }
 
-    fn start(&self, ep: &Endpoint, guard: &Guard<'_>, account: Account) -> Result<(), OpError> {
+    pub(super) fn start(
+        &self,
+        ep: &Endpoint,
+        guard: &Guard<'_>,
+        account: Account,
+    ) -> Result<(), OpError> {
         if self.right == Right::Write && self.local.is_on_device() {
             let copy = OwnedBuffer::try_copy_of(&self.local).ok_or(OpError::Error(FI_EIO))?;
             return Self { local: copy.segments(), inject: true, ..*self }

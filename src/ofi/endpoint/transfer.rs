@@ -382,7 +382,12 @@ impl Sending {
         persist(ep, guard, |guard: &Guard<'_>| sending.start(ep, guard, account))
     }
 
-    fn start(&self, ep: &Endpoint, guard: &Guard<'_>, account: Account) -> Result<(), OpError> {
+    pub(super) fn start(
+        &self,
+        ep: &Endpoint,
+        guard: &Guard<'_>,
+        account: Account,
+    ) -> Result<(), OpError> {
         let destination = ep.destination(self.dest, guard)?;
         let engine = ep.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
         if self.payload.is_on_device()

@@ -273,7 +273,12 @@ impl Changing {
         unsafe { Self::check(ep, &described(form, m, compare, result, flags), flags, guard) }
     }
 
-    fn start(&self, ep: &Endpoint, guard: &Guard<'_>, account: Account) -> Result<(), OpError> {
+    pub(super) fn start(
+        &self,
+        ep: &Endpoint,
+        guard: &Guard<'_>,
+        account: Account,
+    ) -> Result<(), OpError> {
         if self.operand.is_on_device() || self.compare.is_on_device() {
             let [operand, compare] = [self.operand, self.compare].map(|list| Kept::of(list, true));
             let (operand, compare) = (operand.memory()?, compare.memory()?);
