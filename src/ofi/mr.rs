@@ -16,8 +16,8 @@ use libfabric_sys::{
     FI_AUTH_KEY, FI_CLASS_CNTR, FI_CLASS_EP, FI_CLASS_MR, FI_EBUSY, FI_EINVAL, FI_ENABLE,
     FI_ENOKEY, FI_ENOSYS, FI_EOPNOTSUPP, FI_ETOOSMALL, FI_GET_RAW_MR, FI_HMEM_CUDA, FI_HMEM_SYSTEM,
     FI_MAP_RAW_MR, FI_MR_DMABUF, FI_REFRESH, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_UNMAP_KEY,
-    fi_mr_attr, fi_mr_auth_key, fi_mr_dmabuf, fi_mr_map_raw, fi_mr_raw_attr, fi_ops, fi_ops_mr,
-    fi_version, fid, fid_domain, fid_mr,
+    fi_hmem_iface, fi_mr_attr, fi_mr_auth_key, fi_mr_dmabuf, fi_mr_map_raw, fi_mr_raw_attr, fi_ops,
+    fi_ops_mr, fi_version, fid, fid_domain, fid_mr,
 };
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -193,19 +193,19 @@ unsafe fn parts<'a>(list: *const libc::iovec, count: usize) -> &'a [libc::iovec]
 /// EOPNOTSUPP for memory of others than CUDA's devices, and for memory without an address.
 ///
 /// # Safety
-/// `attr` is as fi_mr.3 says for that flag.
-unsafe fn of_dmabuf<'a>(
-    attr: &fi_mr_attr,
-    to: &'a mut [libc::iovec; MAX_SEGMENTS],
-) -> Result<&'a [libc::iovec], i32> {
-    if attr.iface != FI_HMEM_CUDA {
+/// `from` and `count` are as fi_mr.3 says for that flag.
+unsafe fn of_dmabuf(
+    iface: fi_hmem_iface,
+    (from, count): (*const fi_mr_dmabuf, usize),
+    to: &mut [libc::iovec; MAX_SEGMENTS],
+) -> Result<&[libc::iovec], i32> {
+    if iface != FI_HMEM_CUDA {
         return Err(FI_EOPNOTSUPP);
     }
-    let from = attr.mr_iov.cast::<fi_mr_dmabuf>();
     if from.is_null() {
         return Err(FI_EINVAL);
     }
-    let to = to.get_mut(..attr.iov_count).ok_or(FI_EINVAL)?;
+    let to = to.get_mut(..count).ok_or(FI_EINVAL)?;
     for (at, part) in to.iter_mut().enumerate() {
         // SAFETY: the caller has `iov_count` of them.
         let of = unsafe { from.add(at).read_unaligned() };
@@ -327,36 +327,41 @@ unsafe extern "C" fn regattr(
     out: *mut *mut fid_mr,
 ) -> c_int {
     making_entry("fi_mr_regattr", || {
-        // SAFETY: as libfabric calls fi_mr_regattr; `iface` exists since API 1.9. Under FI_MR_DMABUF
-        // `mr_iov` points to something else.
+        if attr.is_null() {
+            return -FI_EINVAL;
+        }
+        // SAFETY: as libfabric calls fi_mr_regattr. Members are read one by one, because the structure of an older API is
+        // shorter: `iface` exists since 1.9. Under FI_MR_DMABUF `mr_iov` points to something else.
         unsafe {
-            let Some(a) = attr.as_ref() else { return -FI_EINVAL };
             let domain = domain::shared(fid.cast::<fid_domain>());
-            let api = domain.fabric.api_version();
-            let known =
-                a.iface == FI_HMEM_SYSTEM || (a.iface == FI_HMEM_CUDA && domain.hmem != Hmem::Off);
-            if api >= fi_version(1, 9) && !known {
+            let has_iface = domain.fabric.api_version() >= fi_version(1, 9);
+            let iface = if has_iface { (*attr).iface } else { FI_HMEM_SYSTEM };
+            let on_device = iface == FI_HMEM_CUDA && domain.hmem != Hmem::Off;
+            if iface != FI_HMEM_SYSTEM && !on_device {
                 return -FI_EINVAL;
             }
-            let key = match key_of(domain, a, flags) {
+            let key = match key_of(domain, attr, flags) {
                 Ok(key) => key,
                 Err(error) => return -error,
             };
             let mut mapped = [libc::iovec { iov_base: null_mut(), iov_len: 0 }; MAX_SEGMENTS];
             let parts = match flags & FI_MR_DMABUF {
-                0 => parts(a.mr_iov, a.iov_count),
-                _ => match of_dmabuf(a, &mut mapped) {
-                    Ok(parts) => parts,
-                    Err(error) => return -error,
-                },
+                0 => parts((*attr).mr_iov, (*attr).iov_count),
+                _ => {
+                    match of_dmabuf(iface, ((*attr).mr_iov.cast(), (*attr).iov_count), &mut mapped)
+                    {
+                        Ok(parts) => parts,
+                        Err(error) => return -error,
+                    }
+                }
             };
             let wanted = Registration {
                 parts,
-                access: a.access,
-                offset: a.offset,
-                requested_key: a.requested_key,
+                access: (*attr).access,
+                offset: (*attr).offset,
+                requested_key: (*attr).requested_key,
                 flags: flags & !FI_MR_DMABUF,
-                context: a.context,
+                context: (*attr).context,
                 key,
             };
             code(register(fid, &wanted, out))

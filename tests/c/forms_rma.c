@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define CAPS (FI_MSG | FI_TAGGED | FI_RMA | FI_RMA_EVENT | FI_SOURCE)
 #define RIGHTS (FI_REMOTE_READ | FI_REMOTE_WRITE)
@@ -364,6 +365,48 @@ static void regions(struct side *me)
 	side_end(me);
 }
 
+/* The attributes of an application for an older API are shorter: what is behind them is not read. */
+static void old_regions(struct side *me)
+{
+	static const struct {
+		uint32_t version;
+		size_t len;
+	} apis[] = {
+		{ FI_VERSION(1, 4), offsetof(struct fi_mr_attr, auth_key_size) },
+		{ FI_VERSION(1, 8), offsetof(struct fi_mr_attr, iface) },
+	};
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), memory[8];
+	struct iovec part = { memory, sizeof(memory) };
+	struct fi_mr_attr attr = { .mr_iov = &part, .iov_count = 1, .access = FI_REMOTE_READ, .requested_key = 7 };
+
+	CHECK(pages != MAP_FAILED);
+	OK(mprotect(pages + page, page, PROT_NONE));
+	for (int i = 0; i < 2; i++) {
+		struct fi_info *hints = fi_allocinfo(), *info;
+		char *at = pages + page - apis[i].len;
+		struct fid_fabric *fabric;
+		struct fid_domain *domain;
+		struct fid_mr *mr;
+
+		hints->caps = FI_MSG | FI_RMA;
+		hints->fabric_attr->prov_name = strdup("udrv");
+		OK(fi_getinfo(apis[i].version, NULL, NULL, 0, hints, &info));
+		OK(fi_fabric(info->fabric_attr, &fabric, NULL));
+		OK(fi_domain(fabric, info, &domain, NULL));
+		memcpy(at, &attr, apis[i].len);
+		OK(fi_mr_regattr(domain, (struct fi_mr_attr *)(void *)at, 0, &mr));
+		OK(fi_close(&mr->fid));
+		OK(fi_close(&domain->fid));
+		OK(fi_close(&fabric->fid));
+		fi_freeinfo(hints);
+		fi_freeinfo(info);
+	}
+	OK(munmap(pages, 2 * page));
+	/* The other side has its own. */
+	barrier(me);
+}
+
 /* Rank 1 registers all of its memory, and rank 0 says where in it: Chapel and MPI's dynamic windows do so. */
 static void rma_all_memory(struct side *me)
 {
@@ -702,6 +745,7 @@ const struct group rma_groups[] = {
 	{ "rma_refused", rma_refused },
 	{ "rma_wrong", rma_wrong },
 	{ "regions", regions },
+	{ "old_regions", old_regions },
 	{ "rma_all_memory", rma_all_memory },
 	{ "rma_counters", rma_counters },
 	{ "close_in_use", close_in_use },
