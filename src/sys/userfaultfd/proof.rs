@@ -33,34 +33,42 @@ impl Userfaultfd {
 /// Returns `watcher` if it works. Errors: those of registering; ENOTSUP if its reports differ from the
 /// changes; EAGAIN, ENOMEM without a thread or memory. Takes about 300 µs.
 fn prove(watcher: Userfaultfd) -> Result<Userfaultfd> {
-    let done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        match tells_each(&watcher, scope, &done).and_then(|()| counts_all(&watcher, scope)) {
+    let (page, done) = (page_size(), AtomicBool::new(false));
+    let base = map(8 * page)?;
+    let proved = std::thread::scope(|scope| {
+        let told = tells_each(&watcher, base, scope, &done);
+        match told.and_then(|()| counts_all(&watcher, base + 5 * page, scope)) {
             Ok(()) => Ok(watcher),
             Err(error) => {
                 drop(watcher); // before the scope waits for its threads: they may wait for a reader
                 Err(error)
             }
         }
-    })
+    });
+    // Other memory may be mapped by now where the first thread has removed two pages.
+    let rest: &[_] = if done.into_inner() { &[(0, 1), (2, 1), (4, 4)] } else { &[(0, 8)] };
+    rest.iter().for_each(|(first, count)| unmap(base + first * page, count * page));
+    proved
 }
 
-/// One thread discards, moves and unmaps a page; each must be reported.
+/// One thread discards, moves and unmaps the second of five pages; each must be reported. It removes the fourth too.
 fn tells_each<'scope>(
     watcher: &Userfaultfd,
+    base: usize,
     scope: &'scope Scope<'scope, '_>,
     done: &'scope AtomicBool,
 ) -> Result<()> {
     let page = page_size();
-    let base = map(5 * page)?;
     let (from, to) = (base + page, base + 3 * page);
     watcher.register(from, from + page)?;
     let thread = spawn(scope, move || {
-        // SAFETY: pages of the mapping above. After the move `from` is not used.
+        // SAFETY: pages of `prove`, which this thread alone uses. After the move `from` is not used.
         unsafe {
             libc::madvise(at(from), page, libc::MADV_DONTNEED);
             let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-            libc::mremap(at(from), page, page, flags, at(to));
+            if libc::mremap(at(from), page, page, flags, at(to)) == libc::MAP_FAILED {
+                libc::munmap(at(from), page);
+            }
             libc::munmap(at(to), page);
         }
         done.store(true, Ordering::Release);
@@ -89,23 +97,23 @@ fn tells_each<'scope>(
         }
     }
     let _ = thread.join();
-    for n in [0, 2, 4] {
-        unmap(base + n * page, page);
-    }
     if wanted.iter().all(|(_, seen)| *seen) && !watcher.is_changing() { Ok(()) } else { Err(NO) }
 }
 
-/// Two threads each map over a page, and the events are read one by one.
-fn counts_all<'scope>(watcher: &Userfaultfd, scope: &'scope Scope<'scope, '_>) -> Result<()> {
+/// Two threads each map over a page, the first and the last of three, and the events are read one by one.
+fn counts_all<'scope>(
+    watcher: &Userfaultfd,
+    base: usize,
+    scope: &'scope Scope<'scope, '_>,
+) -> Result<()> {
     let page = page_size();
-    let base = map(3 * page)?;
     let end = now_ns() + LIMIT_NS;
     let mut threads = Vec::new();
     for address in [base, base + 2 * page] {
         word(address).store(1, Ordering::Relaxed);
         watcher.register(address, address + page)?;
         let thread = spawn(scope, move || {
-            // SAFETY: a page of the mapping above, which stays mapped.
+            // SAFETY: a page of `prove`, which stays mapped until this thread has ended.
             unsafe {
                 libc::mmap(at(address), page, READ_WRITE, ANONYMOUS | libc::MAP_FIXED, -1, 0)
             };
@@ -134,7 +142,6 @@ fn counts_all<'scope>(watcher: &Userfaultfd, scope: &'scope Scope<'scope, '_>) -
             return Err(NO);
         }
     }
-    unmap(base, 3 * page);
     Ok(())
 }
 
@@ -148,7 +155,7 @@ fn word<'a>(address: usize) -> &'a AtomicU32 {
     unsafe { &*at(address).cast() }
 }
 
-/// Pages for the test alone. They stay mapped if it fails, because a thread may still use them.
+/// Pages for the test alone.
 fn map(len: usize) -> Result<usize> {
     // SAFETY: a new private mapping at an address of the kernel's choice.
     let base = unsafe { libc::mmap(std::ptr::null_mut(), len, READ_WRITE, ANONYMOUS, -1, 0) };

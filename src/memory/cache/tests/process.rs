@@ -13,6 +13,8 @@ pub(super) enum Without {
     Root,
     /// userfaultfd(2) and its device: a seccomp filter forbids them, as in containers.
     Userfaultfd,
+    /// Watching pages with a userfaultfd: a seccomp filter forbids the request.
+    Watching,
     /// Locking more than this many bytes.
     LockedMemory(u64),
 }
@@ -27,7 +29,7 @@ pub(super) fn alone(name: &str, without: &[Without], work: impl FnOnce()) {
     }
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([name, "--exact", "--nocapture", "--test-threads=1"]).env(ALONE, "1");
-    if without.contains(&Without::Userfaultfd) {
+    if without.iter().any(|wish| matches!(wish, Without::Userfaultfd | Without::Watching)) {
         command.env("UDRV_TEST_NO_MONITOR", "1");
     }
     let wishes = without.to_vec();
@@ -35,7 +37,10 @@ pub(super) fn alone(name: &str, without: &[Without], work: impl FnOnce()) {
         for wish in &wishes {
             match wish {
                 Without::Root => become_nobody()?,
-                Without::Userfaultfd => forbid_userfaultfd()?,
+                Without::Userfaultfd => {
+                    forbid(libc::SYS_userfaultfd, 0, libc::SYS_userfaultfd as u32)?
+                }
+                Without::Watching => forbid(libc::SYS_ioctl, 24, 0xc020_aa00)?, // UFFDIO_REGISTER
                 Without::LockedMemory(bytes) => limit_locked_memory(*bytes)?,
             }
         }
@@ -94,16 +99,21 @@ fn limit_locked_memory(bytes: u64) -> std::io::Result<()> {
     checked(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) })
 }
 
-/// Installs a filter that fails userfaultfd(2) with EPERM, as container runtimes do.
-fn forbid_userfaultfd() -> std::io::Result<()> {
+/// Installs a filter that fails a system call with EPERM, as container runtimes do, if the word at `offset` of its
+/// `seccomp_data` is `value`. At 0 is its number, at 24 the second argument.
+fn forbid(call: libc::c_long, offset: u32, value: u32) -> std::io::Result<()> {
     let statement = |code: u32, k: u32, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
+    let (load, equal) =
+        (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K);
     let mut program = [
-        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0), // the number of the call
-        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_userfaultfd as u32, 0, 1),
+        statement(load, 0, 0, 0),
+        statement(equal, call as u32, 0, 3),
+        statement(load, offset, 0, 0),
+        statement(equal, value, 0, 1),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
     ];
-    let filter = libc::sock_fprog { len: 4, filter: program.as_mut_ptr() };
+    let filter = libc::sock_fprog { len: 6, filter: program.as_mut_ptr() };
     // SAFETY: integers, and a program that lives until the call returns.
     unsafe {
         checked(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))?;
@@ -134,4 +144,23 @@ fn many_threads_share_one_monitor() {
         });
         assert!(monitors.iter().all(|monitor| std::sync::Arc::ptr_eq(monitor, &monitors[0])));
     });
+}
+
+#[test]
+fn a_monitor_that_cannot_watch_leaves_nothing_behind() {
+    alone(
+        "memory::cache::tests::process::a_monitor_that_cannot_watch_leaves_nothing_behind",
+        &[Without::Watching],
+        || {
+            let pages = || {
+                let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+                text.split(' ').next().unwrap().parse::<usize>().unwrap()
+            };
+            assert!(super::monitor().is_none());
+            let before = pages();
+            (0..1000).for_each(|_| assert!(super::Monitor::shared().is_err()));
+            let after = pages();
+            assert!(after < before + 1000, "{before} pages have become {after}");
+        },
+    );
 }
