@@ -57,10 +57,24 @@ pub(crate) unsafe fn point() {
 mod tests {
     use super::*;
     use crate::sys::event::Epoll;
+    use crate::sys::mappings::Mappings;
     use std::ffi::c_void;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     static CAME_THROUGH: AtomicBool = AtomicBool::new(false);
+
+    /// Runs `work` as a thread, which may end itself.
+    fn run(work: extern "C" fn(*mut c_void) -> *mut c_void) -> *mut c_void {
+        let mut thread = 0;
+        let mut result = std::ptr::dangling_mut();
+        // SAFETY: a function that ignores its argument, and live locals.
+        unsafe {
+            let none = std::ptr::null_mut();
+            assert_eq!(libc::pthread_create(&mut thread, std::ptr::null(), work, none), 0);
+            assert_eq!(libc::pthread_join(thread, &mut result), 0);
+        }
+        result
+    }
 
     extern "C" fn shielded(_: *mut c_void) -> *mut c_void {
         {
@@ -80,16 +94,28 @@ mod tests {
 
     #[test]
     fn a_shield_keeps_a_thread_until_it_is_gone() {
-        let mut thread = 0;
-        let mut result = std::ptr::dangling_mut();
-        // SAFETY: a function that takes nothing, and live locals.
-        unsafe {
-            assert_eq!(
-                libc::pthread_create(&mut thread, std::ptr::null(), shielded, std::ptr::null_mut()),
-                0
-            );
-            assert_eq!(libc::pthread_join(thread, &mut result), 0);
-        }
+        let result = run(shielded);
         assert!(CAME_THROUGH.load(Ordering::Relaxed) && result.is_null());
+    }
+
+    extern "C" fn cancelled(_: *mut c_void) -> *mut c_void {
+        // SAFETY: the calling thread, which is to be cancelled.
+        unsafe { libc::pthread_cancel(libc::pthread_self()) };
+        let mappings = {
+            let _shield = Shield::raise();
+            std::mem::ManuallyDrop::new(Mappings::open().unwrap().by_text())
+        };
+        let mut there = false;
+        let address = cancelled as *const () as usize;
+        mappings.each(address, address + 1, |_| there = true).unwrap();
+        let _ = crate::sys::process::locked_memory_limit();
+        there &= !crate::sys::net::interfaces().is_empty();
+        if there { std::ptr::dangling_mut() } else { std::ptr::null_mut() }
+    }
+
+    /// Otherwise its result is PTHREAD_CANCELED.
+    #[test]
+    fn a_cancelled_thread_reads_files() {
+        assert_eq!(run(cancelled), std::ptr::dangling_mut());
     }
 }

@@ -1,6 +1,7 @@
 //! The mappings of this process: from /proc/self/maps, by a query for addresses if the kernel supports it
 //! (PROCMAP_QUERY, Linux 6.11), otherwise as text.
 
+use super::cancel::Shield;
 use super::errno::{Errno, Result};
 use std::fs::File;
 use std::io::Read;
@@ -75,6 +76,7 @@ impl Mappings {
         end: usize,
         mut show: impl FnMut(Mapping),
     ) -> Result<()> {
+        let _shield = Shield::raise();
         let mut at = start;
         for _ in 0..MOST {
             if self.by_text.load(Ordering::Relaxed) {

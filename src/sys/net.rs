@@ -5,6 +5,7 @@ mod nic;
 
 pub(crate) use nic::{Nic, PciAddress, RdmaFacts};
 
+use super::cancel::Shield;
 use super::errno::{Errno, Result, check};
 use std::ffi::{CStr, CString};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
@@ -59,6 +60,7 @@ pub(crate) fn interfaces() -> Vec<Interface> {
 
 /// Like [`interfaces`]. Errors: those of a netlink socket (getifaddrs(3)).
 pub(crate) fn list_interfaces() -> Result<Vec<Interface>> {
+    let _shield = Shield::raise();
     let mut list = std::ptr::null_mut();
     // SAFETY: fills `list` with a heap list that is freed below.
     check(unsafe { libc::getifaddrs(&mut list) })?;

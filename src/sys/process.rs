@@ -1,5 +1,6 @@
 //! Facts about processes.
 
+use super::cancel::Shield;
 use super::errno::Errno;
 use std::hash::{Hash, Hasher};
 use std::io::Read;
@@ -105,6 +106,7 @@ pub(crate) fn last_cache() -> Option<usize> {
 /// Bytes that this process may lock, or have pinned by devices; `None`: unlimited.
 pub(crate) fn locked_memory_limit() -> Option<usize> {
     const CAP_IPC_LOCK: u32 = 14;
+    let _shield = Shield::raise();
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());

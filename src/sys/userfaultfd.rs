@@ -5,6 +5,7 @@
 
 mod proof;
 
+use super::cancel::Shield;
 use super::errno::{Errno, Result, check, check_len};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Once;
@@ -178,6 +179,7 @@ impl Userfaultfd {
     /// continue as soon as this returns. Errors: EAGAIN when there are none.
     pub(crate) fn read(&self, events: &mut [Event]) -> Result<usize> {
         const BATCH: usize = 16;
+        let _shield = Shield::raise();
         let mut messages = [Message::default(); BATCH];
         let want = events.len().min(BATCH) * size_of::<Message>();
         // SAFETY: `messages` has room for `want` bytes, and any bytes make messages.

@@ -50,6 +50,7 @@ pub(crate) use span::Span;
 pub(crate) use statistics::Statistics;
 
 use super::declared;
+use crate::sys::cancel::Shield;
 use crate::sys::process::{ForkMark, page_size};
 use crate::sys::{Errno, clock};
 use crate::telemetry::log;
@@ -325,6 +326,7 @@ impl<R: Registrar> Cache<R> {
 
     /// A new registration, if there is room. Errors: as [`Registrar::register`].
     fn register_once(&self, span: Span, allowed: Access) -> Result<Arc<Entry<R::Handle>>, Errno> {
+        let _shield = Shield::raise(); // drivers may write(2)
         let shared = &*self.shared;
         let handle = shared.registrar.register(span.start, span.len(), allowed)?;
         let account = Account::open(&shared.counters, span.len());

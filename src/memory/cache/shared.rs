@@ -5,6 +5,7 @@ use super::monitor::{Change, Monitor, Subscriber, Watched, lock};
 use super::registrar::{Access, Registrar};
 use super::span::Span;
 use super::statistics::Counters;
+use crate::sys::cancel::Shield;
 use crate::sys::process::ForkMark;
 use crate::sys::{Errno, clock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -66,6 +67,7 @@ impl<R: Registrar> Shared<R> {
 
     /// Deregisters all dead entries; the caller holds no lock. Returns whether there were any.
     pub(super) fn bury(&self) -> bool {
+        let _shield = Shield::raise(); // drivers may write(2)
         let mut any = false;
         loop {
             let dead = lock(&self.index).next_dead();

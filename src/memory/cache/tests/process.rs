@@ -1,5 +1,10 @@
 //! Tests that need a process of their own: this program again, with one test.
 
+use super::PAGE;
+use super::device::Copying;
+use super::memory::map;
+use crate::memory::cache::{Access, Cache};
+use std::ffi::c_void;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -125,6 +130,36 @@ fn forbid(call: libc::c_long, offset: u32, value: u32) -> std::io::Result<()> {
             0,
         ))
     }
+}
+
+/// A cancelled thread registers and deregisters, although drivers make calls at which it could end.
+#[test]
+fn a_cancelled_thread_comes_through() {
+    extern "C" fn work(argument: *mut c_void) -> *mut c_void {
+        // SAFETY: the test waits for this thread, which is to be cancelled.
+        let cache = unsafe {
+            libc::pthread_cancel(libc::pthread_self());
+            &*argument.cast::<Cache<Copying>>()
+        };
+        let kept = cache.get(map(PAGE), PAGE, Access::READ).is_ok();
+        if kept { argument } else { std::ptr::null_mut() }
+    }
+    alone("memory::cache::tests::process::a_cancelled_thread_comes_through", &[], || {
+        let during = |_| {
+            // SAFETY: an integer argument; usleep(3) is a cancellation point.
+            unsafe { libc::usleep(1) };
+        };
+        let device = Copying::with(usize::MAX, false, Some(Box::new(during)));
+        let cache = super::cache_of(device, super::monitor());
+        let (mut thread, mut result) = (0, std::ptr::null_mut());
+        let argument = (&raw const cache).cast_mut().cast();
+        // SAFETY: the cache and the locals outlive the thread.
+        unsafe {
+            assert_eq!(libc::pthread_create(&mut thread, std::ptr::null(), work, argument), 0);
+            assert_eq!(libc::pthread_join(thread, &mut result), 0);
+        }
+        assert_eq!(result, argument);
+    });
 }
 
 #[test]
