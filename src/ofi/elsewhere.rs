@@ -2,10 +2,10 @@
 //! for: under FI_PROGRESS_MANUAL no other thread might progress them, and the awaited event may depend on them.
 
 use crate::sys::clock::now_ns;
-use crate::sys::process;
+use crate::sys::per_process::PerProcess;
 use std::ptr::addr_eq;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 
 /// Time that a blocking call has to wait before its first cross-endpoint progress, milliseconds.
 const FIRST_MS: i32 = 8;
@@ -42,8 +42,6 @@ pub(super) trait Neighbour {
 /// A domain in the list of this process.
 struct Entry {
     domain: *const dyn Neighbour,
-    /// The process that opened it: a forked child does not own it.
-    owner: i32,
     /// The domain exists while this is true, and as long as the mutex is held after that was read.
     open: Mutex<bool>,
 }
@@ -54,23 +52,17 @@ unsafe impl Send for Entry {}
 // SAFETY: shared references use the pointer under the same condition.
 unsafe impl Sync for Entry {}
 
-static ENTRIES: Mutex<Vec<Arc<Entry>>> = Mutex::new(Vec::new());
-
-fn entries() -> MutexGuard<'static, Vec<Arc<Entry>>> {
-    ENTRIES.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
+static ENTRIES: PerProcess<Vec<Arc<Entry>>> = PerProcess::new();
 
 /// Adds the domain to the list that blocking calls progress. Until [`leave`].
 pub(super) fn enter(domain: *const dyn Neighbour) {
-    let owner = process::pid();
-    entries().push(Arc::new(Entry { domain, owner, open: Mutex::new(true) }));
+    ENTRIES.lock().push(Arc::new(Entry { domain, open: Mutex::new(true) }));
 }
 
 /// Removes a domain that is about to be freed. Waits for a thread that progresses it now.
 pub(super) fn leave(domain: *const dyn Neighbour) {
-    let mut entries = entries();
-    let owner = process::pid();
-    let is_it = |entry: &Arc<Entry>| addr_eq(entry.domain, domain) && entry.owner == owner;
+    let mut entries = ENTRIES.lock();
+    let is_it = |entry: &Arc<Entry>| addr_eq(entry.domain, domain);
     let Some(at) = entries.iter().position(is_it) else { return };
     let entry = entries.swap_remove(at);
     drop(entries);
@@ -120,9 +112,9 @@ impl Elsewhere {
 /// Progresses every domain in the list. Returns how much moved.
 fn progress_all(mine: Option<&dyn Neighbour>) -> usize {
     let mut moved = mine.map_or(0, Neighbour::progress_own);
-    let known = entries().clone();
+    let known = ENTRIES.lock().clone();
     for entry in known {
-        if entry.owner != process::pid() || mine.is_some_and(|mine| addr_eq(entry.domain, mine)) {
+        if mine.is_some_and(|mine| addr_eq(entry.domain, mine)) {
             continue;
         }
         let open = match entry.open.try_lock() {

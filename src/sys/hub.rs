@@ -5,8 +5,8 @@
 use super::clock::{self, Deadline};
 use super::errno::Result;
 use super::event::{Doorbell, Epoll, Watched};
-use super::fork_lock;
 use super::numbers::NumberMap;
+use super::per_process::PerProcess;
 use super::process::Home;
 use super::thread::Thread;
 use crate::telemetry::log;
@@ -76,7 +76,7 @@ impl std::fmt::Debug for Ticket {
 }
 
 /// The hub of this process, if it has tasks.
-static HUB: Mutex<Option<Arc<Hub>>> = Mutex::new(None);
+static HUB: PerProcess<Option<Arc<Hub>>> = PerProcess::new();
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -85,14 +85,10 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Adds a task: its first turn is at once. `links`: what `Rest::watches` means. Errors: EAGAIN when the system has no
 /// more threads; EMFILE, ENFILE, ENOMEM; the system's reason where threads or sets of descriptors are forbidden.
 pub(crate) fn add(task: Box<dyn Task>, links: Vec<Watched>) -> Result<Ticket> {
-    let Some(mut place) = fork_lock::lock(&HUB) else { return Hub::open()?.add(task, links) };
+    let mut place = HUB.lock();
     let hub = match place.take() {
-        Some(hub) if hub.home.is_here() && !locked(&hub.members).ends => hub,
-        // A forked child has its parent's, and no thread of it.
-        old => {
-            std::mem::forget(old);
-            Hub::open()?
-        }
+        Some(hub) => hub,
+        None => Hub::open()?,
     };
     let ticket = hub.add(task, links);
     if !locked(&hub.members).list.is_empty() {
@@ -218,13 +214,13 @@ impl Hub {
 
     /// Ends a task: it has no turn after this has returned. The last one ends the thread.
     fn remove(self: &Arc<Self>, token: u64) {
-        let mut place = fork_lock::lock(&HUB);
+        let mut place = HUB.lock();
         let mut members = locked(&self.members);
         let Some(member) = members.list.remove(&token) else { return };
         let thread = if members.list.is_empty() { members.thread.take() } else { None };
         members.ends = thread.is_some();
         drop(members);
-        if let (Some(place), true) = (&mut place, thread.is_some()) {
+        if thread.is_some() {
             drop(place.take_if(|hub| Arc::ptr_eq(hub, self)));
         }
         drop(place);

@@ -12,17 +12,17 @@ mod files;
 
 use super::cancel::Shield;
 use super::errno::{Errno, Result, check, check_len};
+use super::per_process::PerProcess;
 use super::process;
 pub(crate) use files::{Owner, PortHolder, Protocol, udp_port_holders};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::Mutex;
 
 /// The owner of the socket that receives packets from `remote` to `local`, an address of this host.
 pub(crate) fn owner(protocol: Protocol, local: &SocketAddr, remote: &SocketAddr) -> Owner {
     let _shield = Shield::raise();
-    with_kernel(|kernel| kernel.owner(protocol, local, remote)).unwrap_or(Owner::Unknown)
+    with_kernel(|kernel| kernel.owner(protocol, local, remote))
 }
 
 /// Opens the descriptor that [`owner`] needs, one for the process, while descriptors are available.
@@ -30,19 +30,14 @@ pub(crate) fn prepare() {
     with_kernel(|kernel| kernel.way(Protocol::Udp));
 }
 
-fn with_kernel<T>(ask: impl FnOnce(&mut Kernel) -> T) -> Option<T> {
-    static KERNEL: Mutex<Option<Kernel>> = Mutex::new(None);
-    let mut kernel = KERNEL.lock().ok()?;
-    let pid = process::pid();
+fn with_kernel<T>(ask: impl FnOnce(&mut Kernel) -> T) -> T {
     // A forked child would share the socket, and its replies, with its parent.
-    if kernel.as_ref().is_none_or(|kernel| kernel.pid != pid) {
-        *kernel = Some(Kernel { pid, diag: None, ways: [None; 2] });
-    }
-    let kernel = kernel.as_mut()?;
+    static KERNEL: PerProcess<Kernel> = PerProcess::new();
+    let mut kernel = KERNEL.lock();
     if kernel.diag.is_none() && kernel.ways.contains(&None) {
         kernel.diag = netlink(libc::NETLINK_SOCK_DIAG).ok();
     }
-    Some(ask(kernel))
+    ask(&mut kernel)
 }
 
 /// Whether `ip` is an address of this host: packets to it do not leave the host. `None`: unknown. `scope` is the
@@ -74,9 +69,8 @@ enum Way {
     None,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Kernel {
-    pid: i32,
     diag: Option<OwnedFd>,
     /// One for each protocol; `None` until it was tried.
     ways: [Option<Way>; 2],

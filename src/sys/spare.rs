@@ -2,22 +2,19 @@
 //! its request, and refuse it with a reason instead of leaving the sender without an answer.
 
 use super::event::Doorbell;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use super::per_process::PerProcess;
+use super::process::Home;
 
 /// One for a connection, one for the descriptor passed through it.
 const COUNT: usize = 2;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     held: [Option<Doorbell>; COUNT],
     users: usize,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { held: [const { None }; COUNT], users: 0 });
-
-fn state() -> MutexGuard<'static, State> {
-    STATE.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static STATE: PerProcess<State> = PerProcess::new();
 
 impl State {
     fn fill(&mut self) {
@@ -29,25 +26,25 @@ impl State {
 
 /// A user of the process's spare descriptors; they are closed when the last one is dropped.
 #[derive(Debug)]
-pub(crate) struct Spare(());
+pub(crate) struct Spare(Home);
 
 impl Spare {
     pub(crate) fn new() -> Self {
-        let mut state = state();
+        let mut state = STATE.lock();
         state.users += 1;
         state.fill();
-        Self(())
+        Self(Home::here())
     }
 
     /// Reserves again the descriptors that `lend` could not get back.
     pub(crate) fn refill(&self) {
-        state().fill();
+        STATE.lock().fill();
     }
 }
 
 /// Calls `f` while the spare descriptors are free, then reserves as many again as `f` has left.
 pub(crate) fn lend<R>(f: impl FnOnce() -> R) -> R {
-    let mut state = state();
+    let mut state = STATE.lock();
     let had = state.held.iter().any(Option::is_some);
     state.held = [const { None }; COUNT];
     let result = f();
@@ -59,7 +56,10 @@ pub(crate) fn lend<R>(f: impl FnOnce() -> R) -> R {
 
 impl Drop for Spare {
     fn drop(&mut self) {
-        let mut state = state();
+        if !self.0.is_here() {
+            return; // the parent's
+        }
+        let mut state = STATE.lock();
         state.users = state.users.saturating_sub(1);
         if state.users == 0 {
             state.held = [const { None }; COUNT];

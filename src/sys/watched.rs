@@ -1,9 +1,10 @@
 //! Other processes whose end matters here.
 
 use super::event::wait_readable;
+use super::per_process::PerProcess;
 use super::process::{Stat, descriptor_limit, descriptors_are_scarce, is_running, stat};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// A process, told from a later one with the same id by the time at which it was started (proc_pid_stat(5)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,7 +61,7 @@ impl Identity {
 const WATCHED_SHARE: usize = 64;
 
 /// The descriptors of processes that are watched, which all endpoints of this process share.
-static WATCHED: Mutex<Vec<(i32, Weak<OwnedFd>)>> = Mutex::new(Vec::new());
+static WATCHED: PerProcess<Vec<(i32, Weak<OwnedFd>)>> = PerProcess::new();
 
 /// Most processes that a process should watch by descriptors.
 pub(crate) fn watches_max() -> usize {
@@ -70,7 +71,7 @@ pub(crate) fn watches_max() -> usize {
 /// A descriptor that becomes readable when the process ends. `None` if the kernel does not support that,
 /// or if descriptors are getting scarce: the application needs some too.
 pub(crate) fn watch(pid: i32) -> Option<Arc<OwnedFd>> {
-    let mut watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut watched = WATCHED.lock();
     watched.retain(|(_, fd)| fd.strong_count() > 0);
     let same = watched.iter().find(|(of, _)| *of == pid).and_then(|(_, fd)| fd.upgrade());
     // One that is readable belongs to an earlier process with this id.

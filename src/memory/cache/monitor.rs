@@ -24,8 +24,8 @@
 use super::span::Span;
 use crate::sys::Errno;
 use crate::sys::event::{Doorbell, wait_any};
-use crate::sys::fork_lock;
 use crate::sys::mappings::{Mapping, Mappings};
+use crate::sys::per_process::PerProcess;
 use crate::sys::process::ForkMark;
 use crate::sys::thread::Thread;
 use crate::sys::userfaultfd::{Event, Userfaultfd};
@@ -108,7 +108,7 @@ impl Drop for Ending {
     }
 }
 
-static SHARED: Mutex<Weak<Monitor>> = Mutex::new(Weak::new());
+static SHARED: PerProcess<Weak<Monitor>> = PerProcess::new();
 
 /// What the system lacks for a monitor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -143,15 +143,13 @@ const REMEDY: &str = "Allow userfaultfd: `sysctl -w vm.unprivileged_userfaultfd=
 impl Monitor {
     /// The monitor of this process, which lives as long as it is referenced. Error: what the system lacks.
     pub(crate) fn shared() -> Result<Arc<Self>, Lack> {
-        let start = || {
-            Self::start(Mappings::open).map(Arc::new).map_err(|(what, error)| Lack { what, error })
-        };
         // Other threads wait: too many monitors would start at once.
-        let Some(mut shared) = fork_lock::lock(&SHARED) else { return start() };
-        if let Some(monitor) = shared.upgrade().filter(|monitor| !monitor.inner.mark.is_child()) {
+        let mut shared = SHARED.lock();
+        if let Some(monitor) = shared.upgrade() {
             return Ok(monitor);
         }
-        let new = start()?;
+        let new = Self::start(Mappings::open).map_err(|(what, error)| Lack { what, error })?;
+        let new = Arc::new(new);
         *shared = Arc::downgrade(&new);
         Ok(new)
     }

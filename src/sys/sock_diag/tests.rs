@@ -76,7 +76,7 @@ fn addresses_of_this_host_are_known() {
 
 #[test]
 fn a_kernel_without_sock_diag_is_asked_by_files() {
-    let mut kernel = Kernel { pid: 0, diag: None, ways: [None; 2] };
+    let mut kernel = Kernel::default();
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let at = socket.local_addr().unwrap();
     let me = Owner::User(process::effective_uid());

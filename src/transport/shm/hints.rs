@@ -15,11 +15,11 @@
 
 use crate::sys::Errno;
 use crate::sys::order::Word;
-use crate::sys::process::Home;
+use crate::sys::per_process::PerProcess;
 use crate::sys::shared_memory::SharedMemory;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// Words that have a bit for each parked link.
 const GROUPS: usize = 63;
@@ -130,25 +130,24 @@ impl Words for Shared {
 #[derive(Debug)]
 struct File {
     fd: OwnedFd,
-    home: Home,
     /// Pages that were given to endpoints.
     given: AtomicUsize,
 }
 
 /// Shared by the endpoints of this process.
-static FILE: Mutex<Weak<File>> = Mutex::new(Weak::new());
+static FILE: PerProcess<Weak<File>> = PerProcess::new();
 
 /// A page that no endpoint had before, in the shared file or in a new one. Errors: those of [`SharedMemory::create`].
 fn next_page() -> Result<(Arc<File>, usize), Errno> {
-    let mut shared = FILE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(file) = shared.upgrade().filter(|file| file.home.is_here()) {
+    let mut shared = FILE.lock();
+    if let Some(file) = shared.upgrade() {
         let page = file.given.fetch_add(1, Ordering::Relaxed);
         if page < PAGES {
             return Ok((file, page));
         }
     }
     let fd = SharedMemory::reserve("udrv", PAGES * PAGE, 0)?;
-    let file = Arc::new(File { fd, home: Home::here(), given: AtomicUsize::new(1) });
+    let file = Arc::new(File { fd, given: AtomicUsize::new(1) });
     *shared = Arc::downgrade(&file);
     Ok((file, 0))
 }
