@@ -4,19 +4,17 @@
 //! those handlers are included. The provider is linked with `-z nodelete`: no finalizer runs before the process ends.
 //! Neither _exit(2) nor a signal runs them.
 
-use super::process;
 use std::sync::OnceLock;
 
-/// The process that registered, and its function.
-static HOOK: OnceLock<(i32, fn())> = OnceLock::new();
+static HOOK: OnceLock<fn()> = OnceLock::new();
 
-/// Calls `hook` once at an orderly end of this process, but not in a forked child. Only the first call registers.
+/// Calls `hook` once at an orderly end of this process, and of each forked child. Only the first call registers.
 pub(crate) fn call(hook: fn()) {
-    let _ = HOOK.set((process::pid(), hook));
+    let _ = HOOK.set(hook);
 }
 
 extern "C" fn finalize() {
-    if let Some((_, hook)) = HOOK.get().filter(|(owner, _)| *owner == process::pid()) {
+    if let Some(hook) = HOOK.get() {
         // A panic must not leave the finalizer; it was reported where it occurred.
         let _ = std::panic::catch_unwind(hook);
     }

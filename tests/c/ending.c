@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define CAPS (FI_MSG | FI_TAGGED | FI_RMA)
@@ -182,6 +183,28 @@ static void second_endpoint(struct side *me)
 	side_close(me);
 }
 
+/* The sender is a forked child of a process that has had an endpoint, and ends before the receiver looks. */
+static void forked_sender(struct side *me)
+{
+	struct side before = { 0 };
+	pid_t child;
+	int status;
+
+	if (me->rank == 0) {
+		side_open(&before, &(struct setup){ .caps = CAPS });
+		side_close(&before);
+		child = fork();
+		CHECK(child >= 0);
+		if (child) {
+			SAME(waitpid(child, &status, 0), child);
+			SAME(status, 0);
+			return;
+		}
+	}
+	form = SEND, level = 0, end = EXIT, len = 16384, count = BURST, absence = 300;
+	story_of_case(me);
+}
+
 static bool named(const char *name, int argc, char **argv)
 {
 	for (int i = 0; i < argc; i++)
@@ -189,6 +212,12 @@ static bool named(const char *name, int argc, char **argv)
 			return true;
 	return argc == 0;
 }
+
+static const struct {
+	const char *name;
+	story story;
+} stories[] = { { "second_endpoint", second_endpoint }, { "forked_sender", forked_sender } };
+#define STORIES (sizeof(stories) / sizeof(*stories))
 
 static int passed, failed;
 
@@ -256,10 +285,12 @@ int main(int argc, char **argv)
 			if (before == failed)
 				printf("ok   %-28s %6.2f s\n", name, now() - begun);
 		}
-		if (list)
-			printf("second_endpoint\n");
-		else if (named("second_endpoint", argc, argv))
-			tell_case("second_endpoint", "", second_endpoint);
+		for (size_t i = 0; i < STORIES; i++) {
+			if (list)
+				printf("%s\n", stories[i].name);
+			else if (named(stories[i].name, argc, argv))
+				tell_case(stories[i].name, "", stories[i].story);
+		}
 	}
 	if (!list)
 		printf("%d passed, %d failed\n", passed, failed);

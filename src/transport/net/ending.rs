@@ -7,8 +7,9 @@
 //! application, some of which is gone by then.
 
 use super::shared::Shared;
-use crate::sys::{at_exit, clock, process};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use crate::sys::per_process::PerProcess;
+use crate::sys::{at_exit, clock};
+use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 
 /// Longest wait for acknowledgements, nanoseconds: a peer may be gone, or stopped.
@@ -17,18 +18,17 @@ const PATIENCE_NS: u64 = 2_000_000_000;
 const LOOK: Duration = Duration::from_micros(100);
 
 /// Endpoints that are open.
-static ENDPOINTS: Mutex<Vec<Arc<Shared>>> = Mutex::new(Vec::new());
+static ENDPOINTS: PerProcess<Vec<Arc<Shared>>> = PerProcess::new();
 
 /// The endpoint is open: the exit waits for its packets.
 pub(super) fn enter(endpoint: &Arc<Shared>) {
     at_exit::call(flush);
-    ENDPOINTS.lock().unwrap_or_else(PoisonError::into_inner).push(endpoint.clone());
+    ENDPOINTS.lock().push(endpoint.clone());
 }
 
 /// The endpoint is closed, and its task has ended.
 pub(super) fn leave(endpoint: &Arc<Shared>) {
-    let mut endpoints = ENDPOINTS.lock().unwrap_or_else(PoisonError::into_inner);
-    endpoints.retain(|other| !Arc::ptr_eq(other, endpoint));
+    ENDPOINTS.lock().retain(|other| !Arc::ptr_eq(other, endpoint));
 }
 
 /// Waits until all packets of this process are acknowledged.
@@ -43,9 +43,9 @@ fn flush() {
 
 /// The open endpoints. Another thread may hold the lock, and exit(3) may have stopped just that thread.
 fn open_endpoints(until: u64) -> Option<Vec<Arc<Shared>>> {
-    let me = process::pid();
+    let known = ENDPOINTS.known()?; // a forked child may have none
     loop {
-        let endpoints = match ENDPOINTS.try_lock() {
+        let endpoints = match known.try_lock() {
             Ok(endpoints) => endpoints,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) if clock::now_ns() < until => {
@@ -54,6 +54,6 @@ fn open_endpoints(until: u64) -> Option<Vec<Arc<Shared>>> {
             }
             Err(TryLockError::WouldBlock) => return None,
         };
-        return Some(endpoints.iter().filter(|endpoint| endpoint.owner() == me).cloned().collect());
+        return Some(endpoints.clone());
     }
 }
