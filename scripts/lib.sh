@@ -91,6 +91,17 @@ limited() {
     timeout -k 5 $((seconds * SLOWNESS)) "$@"
 }
 
+# await_port PORT PID: until somebody listens at that TCP port (fabtests, -E=PORT), the process has ended, or 20 s of a
+# quiet machine have passed.
+await_port() {
+    local end=$((SECONDS + 20 * ${UDRV_TEST_SLOWNESS:-1})) hex
+    printf -v hex %04X "$1"
+    while [ $SECONDS -lt $end ] && kill -0 "$2" 2>/dev/null; do
+        ! grep -qsE ":$hex [0-9A-F]+:0000 0A " /proc/net/tcp /proc/net/tcp6 || return 0
+        sleep 0.05
+    done
+}
+
 # bounded SECONDS LOG COMMAND...
 # Run COMMAND in a session of its own with its output in LOG. Returns its status; 124 or 137 when it ran
 # past SECONDS, of a quiet machine. Whatever it started has ended when this returns.

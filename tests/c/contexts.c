@@ -130,7 +130,8 @@ static void poll_only(struct fid_cq *cq, struct fid_cq *sender)
 {
 	double end = now() + ARRIVAL_S;
 
-	while (now() < end) {
+	/* However long other processes keep this one from its processor. */
+	for (int n = 0; n < 2000 || now() < end; n++) {
 		SAME(fi_cq_read(cq, NULL, 0), -FI_EAGAIN);
 		fi_cq_read(sender, NULL, 0);
 	}
