@@ -40,9 +40,14 @@ const BYTES: [&str; 8] = [
 
 impl Top {
     pub(crate) fn run(mut self) -> Outcome {
+        // What cannot be shown is said before the screen is another one.
+        let first = page::asked(&self.pid).unwrap_or_else(|why| {
+            eprintln!("udrv: {why}");
+            Vec::new()
+        });
         let screen = Screen::open();
         let pause = Duration::from_millis(self.time_ms);
-        let (mut before, mut after) = (Vec::new(), page::all(&self.pid));
+        let (mut before, mut after) = (Vec::new(), first);
         let (mut at, mut seconds, mut pictures) = (Instant::now(), 0.0, 0);
         while self.count.is_none_or(|count| pictures < count) {
             let left = (at + pause).saturating_duration_since(Instant::now());
