@@ -6,17 +6,27 @@
 //! time for exiting tasks (inet_release). So the descriptors are closed by the end of a thread with a descriptor table
 //! of its own. A helper thread starts it, closes the process's copies meanwhile, and lets it end.
 
+use super::per_process::PerProcess;
 use super::thread::Thread;
+use std::mem::take;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Bytes of stack of either thread.
 const STACK: usize = 64 * 1024;
 /// Most helpers at a time: if a thread cannot have its own table (seccomp), each helper may wait.
 const HELPERS: usize = 2;
+/// Most descriptors that wait for a helper.
+const WAITING: usize = 64;
 
-static RUNNING: AtomicUsize = AtomicUsize::new(0);
+#[derive(Debug, Default)]
+struct Work {
+    helpers: usize,
+    /// For a helper that has nothing else to close.
+    waiting: Vec<OwnedFd>,
+}
+
+static WORK: PerProcess<Work> = PerProcess::new();
 
 /// Closes `fds` without waiting. Returns them if that is not possible now: too many threads do so
 /// already, or no thread can be started.
@@ -24,22 +34,44 @@ pub(crate) fn close_elsewhere(fds: Vec<OwnedFd>) -> Result<(), Vec<OwnedFd>> {
     if fds.is_empty() {
         return Ok(());
     }
-    if RUNNING.fetch_add(1, Ordering::AcqRel) >= HELPERS {
-        RUNNING.fetch_sub(1, Ordering::AcqRel);
-        return Err(fds);
+    {
+        let mut work = WORK.lock();
+        if work.helpers >= HELPERS {
+            return Err(fds);
+        }
+        work.helpers += 1;
     }
     // If the thread does not start, its closure is dropped here; the descriptors must not be dropped with it.
     let list = Arc::new(Mutex::new(fds));
     let theirs = list.clone();
-    let started = Thread::start(c"udrv-close", STACK, move || {
-        close_in_helper(std::mem::take(&mut *lock(&theirs)));
-        RUNNING.fetch_sub(1, Ordering::AcqRel);
-    });
+    let started = Thread::start(c"udrv-close", STACK, move || help(take(&mut lock(&theirs))));
     if started.is_ok() {
         return Ok(());
     }
-    RUNNING.fetch_sub(1, Ordering::AcqRel);
-    Err(std::mem::take(&mut *lock(&list)))
+    WORK.lock().helpers -= 1;
+    Err(take(&mut lock(&list)))
+}
+
+/// The same for a caller that cannot keep them: a later helper closes what none can close now. If many wait already, the
+/// rest is closed here, however long that takes.
+pub(crate) fn close_soon(fds: Vec<OwnedFd>) {
+    if let Err(mut rest) = close_elsewhere(fds) {
+        let mut work = WORK.lock();
+        let room = WAITING.saturating_sub(work.waiting.len()).min(rest.len());
+        work.waiting.extend(rest.drain(..room));
+    }
+}
+
+fn help(mut fds: Vec<OwnedFd>) {
+    loop {
+        close_in_helper(fds);
+        let mut work = WORK.lock();
+        fds = take(&mut work.waiting);
+        if fds.is_empty() {
+            work.helpers -= 1;
+            return;
+        }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -142,9 +174,18 @@ mod tests {
         ours
     }
 
+    const LINGER_S: u64 = 40;
+
+    /// Waits until all helpers have ended, for less than the linger time.
+    fn until_closed(begun: u64) {
+        while WORK.lock().helpers > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+            assert!(now_ns() - begun < LINGER_S * 500_000_000);
+        }
+    }
+
     #[test]
     fn what_lingers_is_closed_without_waiting() {
-        const LINGER_S: u64 = 40;
         for queued in [false, true] {
             let (fd, _peer) = lingering(LINGER_S as i32);
             let fd = if queued { holding(fd) } else { fd };
@@ -154,10 +195,19 @@ mod tests {
                 rest = close_elsewhere(fds);
                 std::thread::sleep(Duration::from_millis(1));
             }
-            while RUNNING.load(Ordering::Acquire) > 0 {
-                std::thread::sleep(Duration::from_millis(1));
-                assert!(now_ns() - begun < LINGER_S * 500_000_000, "queued: {queued}");
-            }
+            until_closed(begun);
         }
+        // As many helpers as there may be, and none of them ends.
+        WORK.lock().helpers += HELPERS;
+        let (fd, _peer) = lingering(LINGER_S as i32);
+        let begun = now_ns();
+        close_soon(vec![fd]);
+        assert!(now_ns() - begun < LINGER_S * 500_000_000, "it was closed here");
+        WORK.lock().helpers -= HELPERS;
+        while !WORK.lock().waiting.is_empty() {
+            close_soon(vec![lingering(0).0]);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        until_closed(begun);
     }
 }

@@ -10,7 +10,7 @@ use super::ring::Popped;
 use super::state::Shm;
 use super::tokens::TOKEN_PROCESS;
 use crate::sys::bell::Ring;
-use crate::sys::close::close_elsewhere;
+use crate::sys::close::close_soon;
 use crate::sys::{Errno, unix};
 use crate::telemetry::log;
 use crate::transport::peers::PeerTable;
@@ -168,7 +168,7 @@ impl Shm {
             unix::Received::Nothing => 0,
             // The peer has nothing to send here.
             unix::Received::Message(message) => {
-                let _ = close_elsewhere(message.fds);
+                close_soon(message.fds);
                 0
             }
             unix::Received::Closed => {

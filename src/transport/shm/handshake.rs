@@ -16,7 +16,7 @@ use super::ring::{Area, Consumer, Producer};
 use super::state::{self, SETTLES_NS, Shm};
 use super::tokens::TOKEN_OUTBOUND;
 use crate::sys::bell::Bell;
-use crate::sys::close::close_elsewhere;
+use crate::sys::close::close_soon;
 use crate::sys::cma::Range;
 use crate::sys::late_set::LateSet;
 use crate::sys::shared_memory::SharedMemory;
@@ -408,7 +408,7 @@ pub(super) fn read_answer(link: &mut Outbound, epoll: &LateSet) -> Answer {
             let bytes = bytes.get(..len).unwrap_or(&[]);
             let welcome = Welcome::decode(bytes);
             // Closing what else the peer sent must not block this thread.
-            let _ = close_elsewhere(link.learn_hint(fds, welcome));
+            close_soon(link.learn_hint(fds, welcome));
             if let Some(reject) = Reject::decode(bytes) {
                 return Answer::Rejected(reject);
             }

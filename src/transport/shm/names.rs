@@ -5,7 +5,7 @@
 //! endpoint binds an alternative, and a peer tries all of them until a listener belongs to this user. An endpoint that
 //! gets no name is reached over the network (PROTOCOL.md §2.1).
 
-use crate::sys::close::close_elsewhere;
+use crate::sys::close::close_soon;
 use crate::sys::unix::{self, Credentials};
 use crate::sys::{Errno, process, user};
 use crate::telemetry::log;
@@ -113,7 +113,7 @@ impl Search {
             if !user::is_ours(&credentials) {
                 self.stranger = Some(credentials.uid);
                 // The listener may already have sent something, and closing may block.
-                let _ = close_elsewhere(vec![socket]);
+                close_soon(vec![socket]);
             } else if wanted(&credentials) {
                 return Ok(Some((socket, credentials)));
             }
