@@ -192,10 +192,7 @@ pub(crate) fn resolve(
     if let Ok(ip) = node.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, port)]);
     }
-    if numeric {
-        return Err(Errno(libc::ENOENT));
-    }
-    let found = lookup(node, port);
+    let found = lookup(node, port, numeric);
     if found.is_empty() { Err(Errno(libc::ENOENT)) } else { Ok(found) }
 }
 
@@ -213,12 +210,14 @@ fn service_port(name: &str) -> Option<u16> {
     }
 }
 
-fn lookup(node: &str, port: u16) -> Vec<SocketAddr> {
+/// `numeric`: also an IPv6 address with the name of its interface.
+fn lookup(node: &str, port: u16, numeric: bool) -> Vec<SocketAddr> {
     let Ok(name) = CString::new(node) else { return Vec::new() };
     let mut list = std::ptr::null_mut();
     // SAFETY: all zeroes is a valid `addrinfo`.
     let mut hints: libc::addrinfo = unsafe { std::mem::zeroed() };
     hints.ai_socktype = libc::SOCK_DGRAM;
+    hints.ai_flags = if numeric { libc::AI_NUMERICHOST } else { 0 };
     // SAFETY: C strings; the result list is read while valid and freed.
     unsafe {
         if libc::getaddrinfo(name.as_ptr(), std::ptr::null(), &hints, &mut list) != 0 {
@@ -284,6 +283,11 @@ mod tests {
     fn resolves_what_needs_no_server() {
         let list = resolve(Some("127.0.0.1"), Some("9228"), true).unwrap();
         assert_eq!(list, ["127.0.0.1:9228".parse().unwrap()]);
+        let loopback = interfaces().into_iter().find(|interface| interface.loopback).unwrap().name;
+        let list = resolve(Some(&format!("fe80::1%{loopback}")), Some("9228"), true).unwrap();
+        let [SocketAddr::V6(address)] = &list[..] else { panic!("{list:?}") };
+        assert!(*address.ip() == "fe80::1".parse::<Ipv6Addr>().unwrap() && address.scope_id() > 0);
+        assert_eq!(address.port(), 9228);
         assert_eq!(resolve(Some("no.such.host"), None, true).unwrap_err(), Errno(libc::ENOENT));
         assert_eq!(resolve(None, Some("bogus-service"), true).unwrap_err(), Errno(libc::EINVAL));
         assert_eq!(resolve(None, Some("65536"), true).unwrap_err(), Errno(libc::EINVAL));
