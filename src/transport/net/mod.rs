@@ -1332,8 +1332,19 @@ fn without_thread(error: &Errno) {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if !TOLD.swap(true, Ordering::Relaxed) {
         log::warn(format_args!(
-            "no thread for the network: {error}; peers are answered only while the application polls, which has to be often (ulimit -u, or the limit of processes of the container)"
+            "no thread for the network: {error}; peers are answered only while the application polls, which has to be often{}",
+            remedy(*error)
         ));
+    }
+}
+
+/// The limit that keeps the thread from being started.
+fn remedy(error: Errno) -> &'static str {
+    match error.0 {
+        libc::EAGAIN => " (ulimit -u, or the limit of processes of the container)",
+        libc::EMFILE => " (ulimit -n)",
+        libc::ENFILE => " (sysctl fs.file-max)",
+        _ => "",
     }
 }
 

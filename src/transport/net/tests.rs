@@ -482,6 +482,13 @@ fn a_process_that_ends_has_its_packets_acknowledged_without_a_poll() {
     }));
 }
 
+#[test]
+fn the_remedy_for_a_missing_thread_is_the_limit_that_is_exhausted() {
+    assert!(remedy(Errno(libc::EAGAIN)).contains("ulimit -u"));
+    assert!(remedy(Errno(libc::EMFILE)).contains("ulimit -n"));
+    assert_eq!(remedy(Errno(libc::EPERM)), "", "a sandbox");
+}
+
 /// `cargo test --release --lib net::tests::costs -- --ignored --nocapture`
 #[test]
 #[ignore = "a measurement"]
