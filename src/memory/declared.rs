@@ -5,23 +5,19 @@
 
 #![forbid(unsafe_code)]
 
+use crate::sys::per_process::PerProcess;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Regions that one look-up examines: those with the highest starts at or below an address.
 const LOOKS: usize = 8;
 
 /// The end of each region, by its start and a number that makes the key unique.
-static REGIONS: Mutex<Regions> = Mutex::new(Regions { ends: BTreeMap::new(), last: 0 });
+static REGIONS: PerProcess<Regions> = PerProcess::new();
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Regions {
     ends: BTreeMap<(usize, u64), usize>,
     last: u64,
-}
-
-fn regions() -> MutexGuard<'static, Regions> {
-    REGIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The entry of a region of the application, until this is dropped.
@@ -32,7 +28,7 @@ pub(crate) struct Declaration {
 
 /// Records that the application has registered `len` bytes at `addr`.
 pub(crate) fn declare(addr: usize, len: usize) -> Declaration {
-    let mut regions = regions();
+    let mut regions = REGIONS.lock();
     regions.last += 1;
     let key = (addr, regions.last);
     regions.ends.insert(key, addr.saturating_add(len));
@@ -41,14 +37,14 @@ pub(crate) fn declare(addr: usize, len: usize) -> Declaration {
 
 impl Drop for Declaration {
     fn drop(&mut self) {
-        regions().ends.remove(&self.key);
+        REGIONS.lock().ends.remove(&self.key);
     }
 }
 
 /// A region that contains the `len` bytes at `addr`: its first address, and the one after its last.
 pub(crate) fn around(addr: usize, len: usize) -> Option<(usize, usize)> {
     let end = addr.checked_add(len)?;
-    let regions = regions();
+    let regions = REGIONS.lock();
     let before = regions.ends.range(..=(addr, u64::MAX)).rev().take(LOOKS);
     before.map(|((start, _), region_end)| (*start, *region_end)).find(|(_, to)| end <= *to)
 }

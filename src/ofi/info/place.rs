@@ -5,6 +5,7 @@ use super::hints::Hints;
 use super::refusal::{Refusal, Request};
 use crate::config::Config;
 use crate::sys::net::{self, Interface};
+use crate::sys::per_process::PerProcess;
 use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{Errno, unix};
 use crate::telemetry::log;
@@ -14,7 +15,6 @@ use libfabric_sys::{
     FI_SOCKADDR_IP, FI_SOURCE,
 };
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::sync::{Mutex, PoisonError};
 
 /// The addresses of an info.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -36,7 +36,7 @@ impl Place {
     /// Logs one line about the interface, unless the last one said the same: an application and libfabric's
     /// layering providers call fi_getinfo many times.
     pub(super) fn explain(&self) {
-        static LAST: Mutex<String> = Mutex::new(String::new());
+        static LAST: PerProcess<String> = PerProcess::new();
         let (interface, ip) = (&self.interface, self.source.0.ip());
         let others = net::interfaces().into_iter().filter(|i| i.ip != ip);
         let others: Vec<String> =
@@ -45,7 +45,7 @@ impl Place {
         let reason = self.reason;
         let hint = if reason == BY_USER { "" } else { "; FI_UDRV_IFACE chooses another" };
         let line = format!("interface {interface} ({ip}) chosen: {reason}; others: {others}{hint}");
-        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = LAST.lock();
         if *last != line {
             log::info(format_args!("{line}"));
             *last = line;

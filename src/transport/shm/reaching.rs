@@ -28,6 +28,7 @@ use crate::memory::SegmentList;
 use crate::sys::Errno;
 use crate::sys::cma::Range;
 use crate::sys::gate::Gate;
+use crate::sys::per_process::PerProcess;
 use crate::telemetry::log;
 use crate::transport::settling::settle;
 use crate::transport::{
@@ -35,14 +36,13 @@ use crate::transport::{
     Remote, RemoteKey, SendError,
 };
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
 
 /// Unsettled peers of endpoints that have closed, whose gates are closed.
-static LEFT: Mutex<Vec<Unsettled>> = Mutex::new(Vec::new());
+static LEFT: PerProcess<Vec<Unsettled>> = PerProcess::new();
 
 /// Whether no peer of an endpoint that has closed is in the middle of a copy.
 pub(super) fn are_left_settled() -> bool {
-    let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut left = LEFT.lock();
     left.retain(|one| one.is_busy(false));
     left.is_empty()
 }
@@ -75,9 +75,7 @@ impl Shm {
     /// The endpoint closes before all peers have settled. The domain keeps the regions that they may access.
     pub(super) fn leave_unsettled(&mut self) {
         if !self.reaching.unsettled.is_empty() && !self.reaching.gate.is_open() {
-            LEFT.lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .append(&mut self.reaching.unsettled);
+            LEFT.lock().append(&mut self.reaching.unsettled);
         }
     }
 

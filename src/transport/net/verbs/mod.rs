@@ -28,6 +28,7 @@ pub(crate) use hybrid::{HybridLink, Rdma};
 pub(super) use named::{addresses_of, with_device};
 
 use crate::sys::net::{Nic, RdmaFacts, interfaces};
+use crate::sys::per_process::PerProcess;
 use crate::sys::topology::numa_distance;
 use crate::sys::verbs::{
     AhSettings, DeviceList, GidKind, IpVersion, LinkLayer, Marks, OpenDevice, Port, UdPort,
@@ -49,7 +50,7 @@ use link::UdLink;
 use spot::{At, Spot};
 use spread::Spread;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
 /// Send and receive slots of an endpoint; a fast port fills fewer before a processor has looked.
 const SEND_SLOTS: u32 = 256;
@@ -173,23 +174,19 @@ fn reasons(refused: &[String]) -> String {
 
 /// See [`crate::transport::Transport::device_at`]. Errors: ENODEV, if one is required.
 pub(super) fn device_at(settings: &RdmaSettings, ip: IpAddr) -> Result<Option<Nic>, Errno> {
-    /// The last result: when, by which process, and for which settings and address. An application and libfabric's
-    /// layering providers ask many times, and opening a device takes time.
-    type Last = (u64, i32, RdmaSettings, IpAddr, Option<Nic>);
-    static LAST: Mutex<Option<Last>> = Mutex::new(None);
-    let (now, pid) = (clock::now_ns(), process::pid());
-    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((at, by, for_settings, for_ip, nic)) = &*last {
-        if now.saturating_sub(*at) < OFFER_NS
-            && *by == pid
-            && for_settings == settings
-            && *for_ip == ip
-        {
+    /// The last result: when, and for which settings and address. An application and libfabric's layering providers ask
+    /// many times, and opening a device takes time.
+    type Last = (u64, RdmaSettings, IpAddr, Option<Nic>);
+    static LAST: PerProcess<Option<Last>> = PerProcess::new();
+    let now = clock::now_ns();
+    let mut last = LAST.lock();
+    if let Some((at, for_settings, for_ip, nic)) = &*last {
+        if now.saturating_sub(*at) < OFFER_NS && for_settings == settings && *for_ip == ip {
             return Ok(nic.clone());
         }
     }
     let nic = find_at(settings, ip)?;
-    *last = Some((now, pid, settings.clone(), ip, nic.clone()));
+    *last = Some((now, settings.clone(), ip, nic.clone()));
     Ok(nic)
 }
 

@@ -5,7 +5,7 @@
 use super::*;
 use crate::transport::net::verbs::config::NicName;
 use std::process::Command;
-use std::sync::MutexGuard;
+use std::sync::{Mutex, MutexGuard};
 
 /// Two connected endpoints, and the marks of the messages between them.
 struct Pair {
