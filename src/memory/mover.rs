@@ -21,7 +21,7 @@
 
 use crate::sys::Errno;
 pub(crate) use crate::sys::cuda::Failure;
-use crate::sys::cuda::{self, Allocation, Cuda, Lane, Part};
+use crate::sys::cuda::{self, Allocation, Context, Cuda, Lane, Part};
 use crate::sys::process::{self, Home};
 use crate::telemetry::log;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -46,7 +46,7 @@ const NONE: Failure = Failure(201);
 /// What the mover has in one context.
 #[derive(Debug)]
 struct Place {
-    context: usize,
+    context: Context,
     /// Lanes that no copy uses.
     idle: Vec<Lane>,
     /// Of the transfers that change device memory.
@@ -82,7 +82,14 @@ fn borrow(site: Site) -> Result<(&'static Cuda, Lane), Failure> {
 }
 
 fn give_back(site: Site, lane: Lane) {
-    let _ = at(site, |place| place.idle.push(lane));
+    // One of a context that has ended is nobody's.
+    let _ = at(site, |place| place.idle.extend((lane.context == place.context).then_some(lane)));
+}
+
+impl Place {
+    fn new(context: Context) -> Self {
+        Self { context, idle: Vec::new(), ordered: Arc::default() }
+    }
 }
 
 impl Site {
@@ -131,10 +138,16 @@ fn unknown(addr: usize, Failure(result): Failure) -> Result<Option<Site>, Errno>
     if process::may_read(addr) { Ok(None) } else { Err(Errno(libc::EIO)) }
 }
 
-/// The site of a context. Errors: EIO, if it cannot be used; ENOSPC for too many contexts.
-fn site_in(cuda: &Cuda, context: usize) -> Result<Site, Errno> {
+/// The site of a context that has not ended, by its handle. Where another context had the handle, all of that one has ended
+/// with it: streams, events, and what was open there. Errors: EIO, if it cannot be used; ENOSPC for too many contexts.
+fn site_in(cuda: &Cuda, handle: usize) -> Result<Site, Errno> {
     let mut places = locked(&PLACES);
-    if let Some(at) = places.iter().position(|place| place.context == context) {
+    let context = cuda.context(handle);
+    let known = |(_, place): &(usize, &mut Place)| place.context.handle() == handle;
+    if let Some((at, place)) = places.iter_mut().enumerate().find(known) {
+        if place.context != context {
+            *place = Place::new(context);
+        }
         return Ok(Site(at as u8));
     }
     if places.len() >= SITES {
@@ -142,7 +155,9 @@ fn site_in(cuda: &Cuda, context: usize) -> Result<Site, Errno> {
     }
     match cuda.lane(context) {
         Ok(lane) => {
-            places.push(Place { context, idle: vec![lane], ordered: Arc::default() });
+            let mut place = Place::new(context);
+            place.idle.push(lane);
+            places.push(place);
             Ok(Site(places.len() as u8 - 1))
         }
         Err(Failure(result)) => {
@@ -154,11 +169,11 @@ fn site_in(cuda: &Cuda, context: usize) -> Result<Site, Errno> {
 
 /// A site from which memory of other processes can be read into memory of the host. `None`: this process has no context.
 pub(crate) fn any_site() -> Option<Site> {
-    if !locked(&PLACES).is_empty() {
-        return Some(Site(0));
-    }
     let cuda = Cuda::get()?;
-    site_in(cuda, cuda.any_context()?).ok()
+    match cuda.any_context() {
+        Some(context) => site_in(cuda, context).ok(),
+        None => (!locked(&PLACES).is_empty()).then_some(Site(0)),
+    }
 }
 
 /// Sets SYNC_MEMOPS on an allocation that is seen for the first time. What the application does to it by synchronous calls has
@@ -269,13 +284,21 @@ impl Import {
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
+
+    /// Whether the context in which it was opened is still that of its site.
+    pub(crate) fn exists(&self) -> bool {
+        let is = |open: &cuda::Import| at(self.site, |place| place.context == open.context());
+        self.open.as_ref().is_none_or(|open| is(open).is_ok_and(|(_, is)| is))
+    }
 }
 
 impl Drop for Import {
     fn drop(&mut self) {
         let Some(open) = self.open.as_ref().filter(|_| self.home.is_here()) else { return };
-        // A driver that is shut down has closed it.
-        let _ = Cuda::get().map(|cuda| cuda.close(open));
+        // It has ended with its context, or with the driver.
+        if self.exists() {
+            let _ = Cuda::get().map(|cuda| cuda.close(open));
+        }
     }
 }
 

@@ -3,5 +3,5 @@
 mod driver;
 mod share;
 
-pub(crate) use driver::{Allocation, Cuda, Failure, IpcHandle, Lane};
+pub(crate) use driver::{Allocation, Context, Cuda, Failure, IpcHandle, Lane};
 pub(crate) use share::{Import, Kind, Part};

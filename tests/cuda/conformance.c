@@ -21,7 +21,7 @@
 typedef uint64_t ptr;
 typedef struct { unsigned char bytes[64]; } handle;
 extern int cuInit(unsigned), cuDeviceGetCount(int *), cuDeviceGet(int *, int), cuDeviceGetUuid_v2(unsigned char *, int);
-extern int cuDevicePrimaryCtxRetain(void **, int), cuDevicePrimaryCtxGetState(int, unsigned *, int *);
+extern int cuDevicePrimaryCtxReset_v2(int), cuCtxGetId(void *, uint64_t *), cuDevicePrimaryCtxRetain(void **, int), cuDevicePrimaryCtxGetState(int, unsigned *, int *);
 extern int cuCtxPushCurrent_v2(void *), cuCtxPopCurrent_v2(void **), cuCtxSetCurrent(void *), cuCtxGetCurrent(void **);
 extern int cuMemAlloc_v2(ptr *, size_t), cuMemFree_v2(ptr), cuMemAllocManaged(ptr *, size_t, unsigned);
 extern int cuMemAllocAsync(ptr *, size_t, void *), cuMemFreeAsync(ptr, void *);
@@ -394,6 +394,16 @@ static void pools(void)
 	check(cuStreamSynchronize(0) == 0 && cuMemPoolDestroy(pool) == 0, "the pool is given back");
 }
 
+static void reset(int device, void *context)
+{
+	uint64_t id = 0, again = 0;
+	int active = 1;
+	unsigned flags;
+	check(cuCtxGetId(context, &id) == 0 && cuCtxGetId(context, &again) == 0 && id == again, "a context has an id");
+	check(cuDevicePrimaryCtxReset_v2(device) == 0 && cuDevicePrimaryCtxGetState(device, &flags, &active) == 0 && !active, "a primary context that was reset is not active");
+	check(cuDevicePrimaryCtxRetain(&context, device) == 0 && cuCtxSetCurrent(context) == 0 && cuCtxGetId(context, &again) == 0 && id != again, "the next one has another id");
+}
+
 static void forked(void)
 {
 	int status = -1, n;
@@ -434,6 +444,7 @@ int main(int argc, char **argv)
 	ipc();
 	mapped();
 	pools();
+	reset(device, context);
 	forked();
 	printf("%d passed, %d failed\n", passed, failed);
 	return failed != 0;

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
 /*
- * faults [BYTES [threads|busy]]: two processes, or threads of one, exchange messages between all kinds of memory while calls of the driver fail (FAKE_CUDA_FAIL). Every
+ * faults [BYTES [threads|busy|reset]]: two processes, or threads of one, exchange messages between all kinds of memory while calls of the driver fail (FAKE_CUDA_FAIL). Every
  * operation ends, and the bytes of those that succeed are right. Prints how many ended with an error. The longest messages have
  * so many bytes, at most 3000000. It is linked with the double's libcuda.so.1.
+ *
+ * reset: the device is reset between two rounds, with all that was made on it, as by cudaDeviceReset.
  *
  * busy: a stream of the application, which its default stream waits for, does not come to its end before all messages have.
  */
@@ -14,7 +16,7 @@
 #include <string.h>
 
 typedef uint64_t ptr;
-extern int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
+extern int cuInit(unsigned), cuDevicePrimaryCtxReset_v2(int), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
 extern int cuMemAlloc_v2(ptr *, size_t), cuMemFree_v2(ptr);
 extern int cuMemcpyHtoDAsync_v2(ptr, const void *, size_t, void *), cuMemcpyDtoHAsync_v2(void *, ptr, size_t, void *);
 extern int cuStreamCreate(void **, unsigned), cuStreamSynchronize(void *), cuLaunchHostFunc(void *, void (*)(void *), void *);
@@ -30,7 +32,7 @@ struct memory {
 
 /* A stream that waits for no other one; null: the default stream. */
 static __thread void *own_stream;
-static bool is_busy;
+static bool is_busy, resets;
 
 /* Work of the application that does not end by itself. */
 static void work_on(void *goes_on)
@@ -128,25 +130,38 @@ static int exchange(struct side *side, const struct memory *from, const struct m
 	return errors + refused;
 }
 
+/* Two allocations, in the primary context of the first device. */
+static void allocate(struct memory device[2])
+{
+	void *context;
+
+	SAME(cuDevicePrimaryCtxRetain(&context, 0), 0);
+	SAME(cuCtxSetCurrent(context), 0);
+	SAME(cuMemAlloc_v2(&device[0].device, MOST), 0);
+	SAME(cuMemAlloc_v2(&device[1].device, MOST), 0);
+}
+
 static void all_kinds(struct side *side)
 {
 	struct setup setup = { .caps = FI_MSG | FI_TAGGED | FI_HMEM };
 	struct memory device[2] = {{0}}, host[2] = {{0}};
 	uint32_t seed = 1;
 	int errors = 0, i, goes_on = is_busy;
-	void *context, *busy;
+	void *busy;
 
 	SAME(cuInit(0), 0);
-	SAME(cuDevicePrimaryCtxRetain(&context, 0), 0);
-	SAME(cuCtxSetCurrent(context), 0);
-	for (i = 0; i < 2; i++) {
-		SAME(cuMemAlloc_v2(&device[i].device, MOST), 0);
+	allocate(device);
+	for (i = 0; i < 2; i++)
 		host[i].host = need(MOST);
-	}
 	side_begin(side, &setup);
 	if (is_busy)
 		SAME(cuStreamCreate(&own_stream, 1) || cuStreamCreate(&busy, 0) || cuLaunchHostFunc(busy, work_on, &goes_on), 0);
 	for (i = 0; i < ROUNDS * 12; i++, seed += 2) {
+		if (resets && i % 12 == 0 && i) {
+			barrier(side);
+			SAME(cuDevicePrimaryCtxReset_v2(0), 0);
+			allocate(device);
+		}
 		/* The kinds of both sides go through all four pairs. */
 		const struct memory *from = i & 1 ? &device[0] : &host[0], *to = i & 2 ? &device[1] : &host[1];
 		errors += exchange(side, from, to, lens[i / 4 % 3], seed);
@@ -169,5 +184,6 @@ int main(int argc, char **argv)
 		lens[2] = (size_t)atoi(argv[1]);
 	CHECK(lens[2] <= MOST);
 	is_busy = argc > 2 && !strcmp(argv[2], "busy");
-	return run_story(all_kinds, argc > 2 && !is_busy, 50) ? 0 : 1;
+	resets = argc > 2 && !strcmp(argv[2], "reset");
+	return run_story(all_kinds, argc > 2 && !is_busy && !resets, 50) ? 0 : 1;
 }

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-extern int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
+extern int cuInit(unsigned), cuDevicePrimaryCtxReset_v2(int), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
 extern int cuMemAlloc_v2(uint64_t *, size_t), cuMemFree_v2(uint64_t), cuMemcpyAsync(uint64_t, uint64_t, size_t, void *);
 extern int cuStreamCreate(void **, unsigned), cuStreamDestroy_v2(void *), cuStreamQuery(void *);
 
@@ -20,6 +20,8 @@ int main(int argc, char **argv)
 	if (!strcmp(argv[1], "freed-too-early") && !cuMemcpyAsync(to, from, 1 << 20, stream))
 		cuMemFree_v2(from);
 	if (!strcmp(argv[1], "stream-destroyed") && !cuStreamDestroy_v2(stream))
+		cuStreamQuery(stream);
+	if (!strcmp(argv[1], "context-reset") && !cuDevicePrimaryCtxReset_v2(0) && !cuDevicePrimaryCtxRetain(&context, 0))
 		cuStreamQuery(stream);
 	return 0;
 }

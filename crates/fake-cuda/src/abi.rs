@@ -90,6 +90,13 @@ api! {
         with(|model| model.retain(device)).and_then(|made| put(context, made))
     }
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) { with(|model| model.release(device)) }
+    fn cuDevicePrimaryCtxReset_v2(device: c_int) { with(|model| model.reset(device)) }
+    fn cuCtxGetId(context: usize, id: *mut u64) {
+        with(|model| {
+            let context = if context == 0 { model.context()?.0 } else { context };
+            Ok(model.id_of(context))
+        }).and_then(|its| put(id, its))
+    }
     fn cuCtxCreate_v2(context: *mut usize, _flags: c_uint, device: c_int) {
         let made = with(|model| model.create_context(device))?;
         contexts(|all| all.push(made));

@@ -228,6 +228,13 @@ impl Allocations {
         Some(allocation)
     }
 
+    /// Ends all of a context.
+    pub(crate) fn end_all(&mut self, context: usize) {
+        let its: Vec<_> =
+            self.by_base.values().filter(|of| of.context == context).map(|of| of.base).collect();
+        its.into_iter().for_each(|base| _ = self.take(base, |_| true));
+    }
+
     /// An address for `len` bytes that was used before; 0: any.
     pub(crate) fn place(&mut self, len: usize) -> usize {
         let at = self.freed.iter().rposition(|(_, freed)| *freed >= len);

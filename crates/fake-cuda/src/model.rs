@@ -59,13 +59,20 @@ pub(crate) struct Model {
     initialized: u32,
     /// The retains of each device's primary context.
     primary: HashMap<i32, usize>,
-    /// Contexts by handle, and their devices.
-    contexts: HashMap<usize, i32>,
+    contexts: HashMap<usize, Context>,
     pub(crate) allocations: Allocations,
     pub(crate) shared: Shared,
-    streams: HashMap<usize, Arc<Stream>>,
-    events: HashMap<usize, Arc<Event>>,
+    /// With their contexts; that of the default stream is 0.
+    streams: HashMap<usize, (usize, Arc<Stream>)>,
+    events: HashMap<usize, (usize, Arc<Event>)>,
     last: usize,
+}
+
+/// A context: its device, and what no other context of the process has had.
+#[derive(Clone, Copy)]
+struct Context {
+    device: i32,
+    id: u64,
 }
 
 static MODEL: LazyLock<Mutex<Model>> = LazyLock::new(Mutex::default);
@@ -112,7 +119,36 @@ impl Model {
     /// The current context and its device.
     pub(crate) fn context(&self) -> Answer<(usize, i32)> {
         let current = contexts(|all| all.last().copied()).ok_or(INVALID_CONTEXT)?;
-        self.contexts.get(&current).map(|device| (current, *device)).ok_or(INVALID_CONTEXT)
+        self.contexts.get(&current).map(|its| (current, its.device)).ok_or(INVALID_CONTEXT)
+    }
+
+    /// What tells a context from one that has its handle later. A violation for a context that has ended.
+    pub(crate) fn id_of(&self, context: usize) -> u64 {
+        let Some(its) = self.contexts.get(&context) else {
+            violation(&format!("context {context:#x} is asked for its id, and does not exist"))
+        };
+        its.id
+    }
+
+    fn open_context(&mut self, handle: usize, device: i32) -> usize {
+        let id = self.fresh() as u64;
+        self.contexts.entry(handle).or_insert(Context { device, id });
+        handle
+    }
+
+    /// Ends a context with all that was made in it.
+    fn end_context(&mut self, context: usize) -> Answer {
+        self.contexts.remove(&context).ok_or(INVALID_CONTEXT)?;
+        let of_it =
+            |(its, stream): &(usize, Arc<Stream>)| (*its == context).then(|| Arc::clone(stream));
+        for stream in self.streams.values().filter_map(of_it) {
+            stream.drain();
+            stream.end();
+        }
+        self.streams.retain(|_, (its, _)| *its != context);
+        self.events.retain(|_, (its, _)| *its != context);
+        self.allocations.end_all(context);
+        Ok(())
     }
 
     pub(crate) fn is_context(&self, context: usize) -> bool {
@@ -122,16 +158,21 @@ impl Model {
     pub(crate) fn retain(&mut self, device: i32) -> Answer<usize> {
         let context = PRIMARY + self.device(device)? as usize;
         *self.primary.entry(device).or_default() += 1;
-        self.contexts.insert(context, device);
-        Ok(context)
+        Ok(self.open_context(context, device))
     }
 
     pub(crate) fn release(&mut self, device: i32) -> Answer {
         let count =
             self.primary.get_mut(&device).filter(|count| **count > 0).ok_or(INVALID_CONTEXT)?;
         *count -= 1;
-        if *count == 0 {
-            self.contexts.remove(&(PRIMARY + device as usize));
+        if *count == 0 { self.end_context(PRIMARY + device as usize) } else { Ok(()) }
+    }
+
+    /// Ends a primary context, whoever has retained it. The next one has its handle.
+    pub(crate) fn reset(&mut self, device: i32) -> Answer {
+        let context = PRIMARY + self.device(device)? as usize;
+        if self.primary.remove(&device).is_some_and(|count| count > 0) {
+            self.end_context(context)?;
         }
         Ok(())
     }
@@ -143,12 +184,11 @@ impl Model {
     pub(crate) fn create_context(&mut self, device: i32) -> Answer<usize> {
         let device = self.device(device)?;
         let context = OTHERS + self.fresh();
-        self.contexts.insert(context, device);
-        Ok(context)
+        Ok(self.open_context(context, device))
     }
 
     pub(crate) fn destroy_context(&mut self, context: usize) -> Answer {
-        self.contexts.remove(&context).map(|_| ()).ok_or(INVALID_CONTEXT)
+        if context < OTHERS { Err(INVALID_CONTEXT) } else { self.end_context(context) }
     }
 
     fn add(
@@ -357,21 +397,22 @@ impl Model {
     }
 
     pub(crate) fn create_stream(&mut self, blocking: bool) -> Answer<usize> {
-        self.context()?;
+        let (context, _) = self.context()?;
         let number = self.fresh();
         // Numbers below are the names of default streams.
         let handle = number + 0x100;
-        self.streams.insert(handle, Stream::new(number as u64, blocking).ok_or(OUT_OF_MEMORY)?);
+        let stream = Stream::new(number as u64, blocking).ok_or(OUT_OF_MEMORY)?;
+        self.streams.insert(handle, (context, stream));
         Ok(handle)
     }
 
     /// The stream of a handle; all default streams are one.
     pub(crate) fn stream(&mut self, handle: usize) -> Answer<Arc<Stream>> {
         if handle <= 2 && !self.streams.contains_key(&0) {
-            self.streams.insert(0, Stream::new(0, true).ok_or(OUT_OF_MEMORY)?);
+            self.streams.insert(0, (0, Stream::new(0, true).ok_or(OUT_OF_MEMORY)?));
         }
         let handle = if handle <= 2 { 0 } else { handle };
-        let Some(stream) = self.streams.get(&handle) else {
+        let Some((_, stream)) = self.streams.get(&handle) else {
             violation(&format!("stream {handle:#x} is used, and does not exist"))
         };
         Ok(Arc::clone(stream))
@@ -385,18 +426,19 @@ impl Model {
 
     /// The streams that the default stream and the freeing of memory wait for.
     pub(crate) fn blocking(&self) -> Vec<Arc<Stream>> {
-        self.streams.values().filter(|stream| stream.blocking).cloned().collect()
+        let all = self.streams.values().map(|(_, stream)| stream);
+        all.filter(|stream| stream.blocking).cloned().collect()
     }
 
     pub(crate) fn create_event(&mut self) -> Answer<usize> {
-        self.context()?;
+        let (context, _) = self.context()?;
         let handle = self.fresh() + 0x100;
-        self.events.insert(handle, Arc::default());
+        self.events.insert(handle, (context, Arc::default()));
         Ok(handle)
     }
 
     pub(crate) fn event(&self, handle: usize) -> Answer<Arc<Event>> {
-        let Some(event) = self.events.get(&handle) else {
+        let Some((_, event)) = self.events.get(&handle) else {
             violation(&format!("event {handle:#x} is used, and does not exist"))
         };
         Ok(Arc::clone(event))

@@ -3,7 +3,9 @@
 
 use crate::abi::{self, IpcHandle};
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint};
+use std::sync::{Mutex, PoisonError};
 
 thread_local! {
     static DEVICE: Cell<c_int> = const { Cell::new(0) };
@@ -17,13 +19,28 @@ fn ready() -> Result<c_int, c_int> {
     done(unsafe { abi::cuInit(0) })?;
     // SAFETY: as above.
     done(unsafe { abi::cuCtxGetCurrent(&mut context) })?;
+    let own = primary(device)?;
     if context == 0 {
-        // SAFETY: as above.
-        done(unsafe { abi::cuDevicePrimaryCtxRetain(&mut context, device) })?;
-        // SAFETY: a context that was just retained.
-        done(unsafe { abi::cuCtxSetCurrent(context) })?;
+        // SAFETY: a context that was retained.
+        done(unsafe { abi::cuCtxSetCurrent(own) })?;
     }
     Ok(device)
+}
+
+/// The primary context of a device, which the runtime keeps from its first call on, whoever else has it.
+fn primary(device: c_int) -> Result<usize, c_int> {
+    static KEPT: Mutex<BTreeMap<c_int, usize>> = Mutex::new(BTreeMap::new());
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let (mut flags, mut active, mut context) = (0, 0, 0);
+    // SAFETY: places of this function.
+    done(unsafe { abi::cuDevicePrimaryCtxGetState(device, &mut flags, &mut active) })?;
+    match kept.get(&device) {
+        Some(known) if active != 0 => return Ok(*known),
+        // SAFETY: as above.
+        _ => done(unsafe { abi::cuDevicePrimaryCtxRetain(&mut context, device) })?,
+    }
+    kept.insert(device, context);
+    Ok(context)
 }
 
 fn done(result: c_int) -> Result<(), c_int> {
@@ -83,13 +100,11 @@ pub(crate) unsafe extern "C" fn cudaGetDevice(device: *mut c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cudaSetDevice(device: c_int) -> c_int {
-    let mut context = 0;
-    // SAFETY: a place of this function.
+    // SAFETY: it has no places.
     let made = done(unsafe { abi::cuInit(0) })
-        // SAFETY: as above.
-        .and_then(|()| done(unsafe { abi::cuDevicePrimaryCtxRetain(&mut context, device) }))
-        // SAFETY: a context that was just retained.
-        .and_then(|()| done(unsafe { abi::cuCtxSetCurrent(context) }));
+        .and_then(|()| primary(device))
+        // SAFETY: a context that was retained.
+        .and_then(|context| done(unsafe { abi::cuCtxSetCurrent(context) }));
     match made {
         Ok(()) => DEVICE.set(device),
         Err(result) => return result,

@@ -5,7 +5,8 @@
 //! 1. to free memory, or to close an IPC mapping, while copies of a non-blocking stream that use it are queued: the
 //!    operation that allowed the memory to be freed was reported too early;
 //! 2. to copy through an IPC mapping whose memory its owner has freed;
-//! 3. to use a stream or an event after its destruction;
+//! 3. to use a stream or an event after its destruction, or that of its context, and to ask for the id of a context that has
+//!    ended;
 //! 4. to free memory of a pool before all processes that have imported it have freed that;
 //! 5. to import an allocation of a pool at which a driver crashes, for its length;
 //! 6. to call from inside a forked child with an object of the parent: such a call answers 3, and is no violation.

@@ -34,7 +34,6 @@ const DEVICE: c_uint = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct IpcHandle(pub(crate) [u64; 8]);
 
-type Context = *mut c_void;
 type Handle = *mut c_void;
 
 macro_rules! functions {
@@ -57,9 +56,9 @@ macro_rules! functions {
 functions! { Functions
     attributes c"cuPointerGetAttributes" (c_uint, *mut c_int, *mut *mut c_void, u64);
     primary_state c"cuDevicePrimaryCtxGetState" (c_int, *mut c_uint, *mut c_int);
-    primary_retain c"cuDevicePrimaryCtxRetain" (*mut Context, c_int);
-    push c"cuCtxPushCurrent_v2" (Context);
-    pop c"cuCtxPopCurrent_v2" (*mut Context);
+    primary_retain c"cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
+    push c"cuCtxPushCurrent_v2" (Handle);
+    pop c"cuCtxPopCurrent_v2" (*mut Handle);
     stream_create c"cuStreamCreate" (*mut Handle, c_uint);
     event_create c"cuEventCreate" (*mut Handle, c_uint);
     event_record c"cuEventRecord" (Handle, Handle);
@@ -72,6 +71,10 @@ functions! { Functions
     ipc_get c"cuIpcGetMemHandle" (*mut IpcHandle, u64);
     ipc_open c"cuIpcOpenMemHandle_v2" (*mut u64, IpcHandle, c_uint);
     ipc_close c"cuIpcCloseMemHandle" (u64);
+}
+
+functions! { Identity
+    id c"cuCtxGetId" (Handle, *mut u64);
 }
 
 functions! { Sharing
@@ -113,6 +116,8 @@ pub(crate) struct Cuda {
     pub(super) functions: Functions,
     /// Those for memory without an IPC handle; older drivers do not have them.
     pub(super) sharing: Option<Sharing>,
+    /// Since CUDA 12.0.
+    identity: Option<Identity>,
 }
 
 static CUDA: OnceLock<Option<Cuda>> = OnceLock::new();
@@ -130,12 +135,27 @@ pub(crate) struct Allocation {
     pub(crate) len: usize,
 }
 
+/// A context. Its handle may be that of another one later: a device that is reset keeps the handle of its primary context, in
+/// which no stream of the earlier one exists.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Context {
+    handle: usize,
+    /// No other context of the process has had it. 0: the driver does not say.
+    id: u64,
+}
+
 /// A context, with a stream and an event of the provider in it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lane {
-    context: usize,
+    pub(crate) context: Context,
     stream: usize,
     event: usize,
+}
+
+impl Context {
+    pub(crate) fn handle(self) -> usize {
+        self.handle
+    }
 }
 
 pub(super) fn done(result: c_int) -> Result<(), Failure> {
@@ -150,8 +170,8 @@ impl Cuda {
     /// Loads the driver's library, which has no effect on the process but that. `None`: there is none, or it is too old.
     pub(crate) fn open() -> Option<&'static Self> {
         let of = |library: Library| {
-            let sharing = Sharing::of(&library);
-            Functions::of(&library).map(|functions| Self { functions, sharing })
+            let (sharing, identity) = (Sharing::of(&library), Identity::of(&library));
+            Functions::of(&library).map(|functions| Self { functions, sharing, identity })
         };
         CUDA.get_or_init(|| of(Library::open(c"libcuda.so.1")?)).as_ref()
     }
@@ -196,6 +216,14 @@ impl Cuda {
             return of.context;
         }
         self.primary(of.ordinal).unwrap_or(0)
+    }
+
+    /// The context of a handle, which must be that of a context that has not ended.
+    pub(crate) fn context(&self, handle: usize) -> Context {
+        let (mut id, context) = (0, self::handle(handle));
+        // SAFETY: a context and a local.
+        self.identity.into_iter().for_each(|known| _ = unsafe { (known.id)(context, &mut id) });
+        Context { handle, id }
     }
 
     /// The primary context of a device, if the application has made it active. Failure: there is no such device.
@@ -254,9 +282,9 @@ impl Cuda {
     }
 
     /// A stream and an event in a context.
-    pub(crate) fn lane(&self, context: usize) -> Result<Lane, Failure> {
+    pub(crate) fn lane(&self, context: Context) -> Result<Lane, Failure> {
         let (mut stream, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
-        self.within(context, || {
+        self.within(context.handle, || {
             // SAFETY: locals.
             done(unsafe { (self.functions.stream_create)(&mut stream, NON_BLOCKING) })?;
             // SAFETY: a local.
@@ -277,7 +305,7 @@ impl Cuda {
         from: usize,
         len: usize,
     ) -> Result<(), Failure> {
-        self.within(lane.context, || {
+        self.within(lane.context.handle(), || {
             // SAFETY: the caller vouches for the ranges; stream and event are the lane's.
             unsafe {
                 done((self.functions.copy)(to as u64, from as u64, len, handle(lane.stream)))?;
@@ -288,7 +316,7 @@ impl Cuda {
 
     /// Copies started on the lane from now on begin when all those started on `before` have ended.
     pub(crate) fn follow(&self, lane: &Lane, before: &Lane) -> Result<(), Failure> {
-        self.within(lane.context, || {
+        self.within(lane.context.handle(), || {
             // SAFETY: a stream and an event of this provider.
             done(unsafe {
                 (self.functions.stream_wait)(handle(lane.stream), handle(before.event), 0)
@@ -310,7 +338,7 @@ impl Cuda {
 
     fn ready(&self, lane: &Lane, ask: impl FnOnce() -> c_int) -> Result<bool, Failure> {
         let mut result = 0;
-        self.within(lane.context, || {
+        self.within(lane.context.handle(), || {
             result = ask();
             Ok(())
         })?;

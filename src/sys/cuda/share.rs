@@ -9,7 +9,7 @@
 //! A descriptor is of a process, so it is passed over a socket. There is one only if the application asked for that when it
 //! made the memory or the pool: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.
 
-use super::driver::{Access, Allocation, Cuda, Failure, IpcHandle, Sharing, done};
+use super::driver::{Access, Allocation, Context, Cuda, Failure, IpcHandle, Sharing, done};
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -46,12 +46,16 @@ pub(crate) struct Part {
 #[derive(Debug)]
 pub(crate) struct Import {
     kind: Kind,
-    context: usize,
+    context: Context,
     start: u64,
     len: usize,
 }
 
 impl Import {
+    pub(crate) fn context(&self) -> Context {
+        self.context
+    }
+
     /// Where it begins in this process.
     pub(crate) fn start(&self) -> u64 {
         self.start
@@ -136,11 +140,11 @@ impl Cuda {
     }
 
     /// Opens an allocation of another process in a context.
-    pub(crate) fn import(&self, context: usize, part: &Part) -> Result<Import, Failure> {
+    pub(crate) fn import(&self, context: Context, part: &Part) -> Result<Import, Failure> {
         let Part { kind, handle, fd, len } = part;
         let fd = fd.as_ref().map_or(usize::MAX, |fd| fd.as_raw_fd() as usize);
         let mut start = 0;
-        self.within(context, || match kind {
+        self.within(context.handle(), || match kind {
             Kind::Handle => {
                 // SAFETY: a local; the driver checks the handle.
                 done(unsafe { (self.functions.ipc_open)(&mut start, *handle, PEER_ACCESS) })
@@ -202,7 +206,7 @@ impl Cuda {
     /// Closes it again. All copies from it have ended.
     pub(crate) fn close(&self, import: &Import) -> Result<(), Failure> {
         let Import { kind, context, start, len } = *import;
-        self.within(context, || {
+        self.within(context.handle(), || {
             // SAFETY: what `import` got, and closed once.
             unsafe {
                 match kind {

@@ -85,8 +85,11 @@ impl Imports<Import> {
         site: Site,
         most: usize,
     ) -> Result<Arc<Import>, Refusal> {
-        if let Some(open) = self.find(name, site) {
-            return Ok(open);
+        match self.find(name, site) {
+            Some(open) if open.exists() => return Ok(open),
+            // A context that has ended has closed what was open in it.
+            Some(_) => self.entries.retain(|entry| entry.open.exists()),
+            None => {}
         }
         let (place, tag) = name;
         let record = table.read(place, tag).map_err(Refusal::Record)?;
