@@ -8,6 +8,7 @@ use crate::sys::dl::Library;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::mem::transmute;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A result of the driver, other than success.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,11 +16,12 @@ pub(crate) struct Failure(pub(crate) i32);
 
 const NOT_INITIALIZED: i32 = 3;
 const DEINITIALIZED: i32 = 4;
+const INVALID_DEVICE: i32 = 101;
 const NOT_READY: i32 = 600;
 /// CU_POINTER_ATTRIBUTE_SYNC_MEMOPS.
 const SYNC_MEMOPS: c_int = 6;
 /// Devices of a process at most.
-const DEVICES_MAX: c_int = 64;
+const DEVICES_MAX: usize = 64;
 /// CU_STREAM_NON_BLOCKING: the application's default stream neither waits for ours nor delays it.
 const NON_BLOCKING: c_uint = 1;
 /// CU_EVENT_DISABLE_TIMING.
@@ -228,21 +230,28 @@ impl Cuda {
 
     /// The primary context of a device, if the application has made it active. Failure: there is no such device.
     fn primary(&self, ordinal: c_int) -> Result<usize, Failure> {
+        /// Those that were retained, once each. A reset of the device ends that too, and leaves the context inactive.
+        static RETAINED: [AtomicUsize; DEVICES_MAX] = [const { AtomicUsize::new(0) }; DEVICES_MAX];
         let (mut flags, mut active, mut context) = (0, 0, std::ptr::null_mut());
-        // SAFETY: locals of the right types. The reference to an active context is kept until the process ends.
-        unsafe {
-            done((self.functions.primary_state)(ordinal, &mut flags, &mut active))?;
-            if active == 0 {
-                return Ok(0);
+        // SAFETY: locals of the right types.
+        done(unsafe { (self.functions.primary_state)(ordinal, &mut flags, &mut active) })?;
+        let retained = usize::try_from(ordinal).ok().and_then(|ordinal| RETAINED.get(ordinal));
+        let retained = retained.ok_or(Failure(INVALID_DEVICE))?;
+        match retained.load(Ordering::Acquire) {
+            _ if active == 0 => retained.store(0, Ordering::Release),
+            0 => {
+                // SAFETY: a local. The reference is kept until the process ends.
+                done(unsafe { (self.functions.primary_retain)(&mut context, ordinal) })?;
+                retained.store(context.expose_provenance(), Ordering::Release);
             }
-            done((self.functions.primary_retain)(&mut context, ordinal))?;
+            _ => {}
         }
-        Ok(context.expose_provenance())
+        Ok(retained.load(Ordering::Acquire))
     }
 
     /// The primary context of the first device that has an active one.
     pub(crate) fn any_context(&self) -> Option<usize> {
-        let all = (0..DEVICES_MAX).map_while(|ordinal| self.primary(ordinal).ok());
+        let all = (0..DEVICES_MAX as c_int).map_while(|ordinal| self.primary(ordinal).ok());
         all.into_iter().find(|context| *context != 0)
     }
 
