@@ -285,6 +285,11 @@ impl Import {
         self.len
     }
 
+    /// It has no handle.
+    pub(crate) fn is_by_descriptor(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| open.kind() != cuda::Kind::Handle)
+    }
+
     /// Whether the context in which it was opened is still that of its site.
     pub(crate) fn exists(&self) -> bool {
         let is = |open: &cuda::Import| at(self.site, |place| place.context == open.context());

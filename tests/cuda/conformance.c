@@ -338,7 +338,8 @@ static void mapped(void)
 	char back[8] = {0};
 	int fd = -1, none = -1;
 	handle h;
-	ptr p;
+	ptr p, base;
+	size_t size;
 	check(cuMemGetAllocationGranularity(&len, &of, 0) == 0 && len > 0 && cuMemAddressReserve(&p, 2 * len, 0, 0, 0) == 0, "addresses are reserved");
 	int made = !cuMemCreate(&part[0], len, &of, 0) && !cuMemCreate(&part[1], len, &of, 0) && !cuMemCreate(&part[2], len, &unshared, 0);
 	for (int i = 0; made && i < 2; i++)
@@ -346,7 +347,8 @@ static void mapped(void)
 	check(made && cuMemSetAccess(p, 2 * len, &access_of_first, 1) == 0, "two parts are mapped there");
 	struct told t = ask(p + 12345), u = ask(p + len);
 	check(t.type == 2 && !t.managed && t.ordinal == 0 && !t.context, "they are a device's, and have no context");
-	check(t.start == p && t.size == len && u.start == p + len && u.size == len, "the range of an address is its part");
+	check(t.start <= p && t.start + t.size >= p + len && u.start <= p + len && u.start + u.size >= p + 2 * len, "the range of an address has its part");
+	check(cuMemGetAddressRange_v2(&base, &size, p + len + 5) == 0 && base == p + len && size == len, "the address range is the part");
 	check(t.id && u.id && t.id != u.id, "each has a BUFFER_ID");
 	check(cuIpcGetMemHandle(&h, p) != 0, "they have no IPC handle");
 	check(types_of(p, &pool) == POSIX_FD && !pool, "ALLOWED_HANDLE_TYPES says how they are exported, and they are of no pool");
@@ -371,10 +373,12 @@ static void pools(void)
 	char back[8] = {0};
 	int fd = -1;
 	handle h;
-	ptr p, q;
+	ptr p, q, base;
+	size_t size;
 	check(cuMemPoolCreate(&pool, &of) == 0 && cuMemAllocFromPoolAsync(&p, LEN, pool, 0) == 0 && cuStreamSynchronize(0) == 0, "memory of a pool is allocated");
 	struct told t = ask(p + 12345);
-	check(t.type == 2 && !t.context && t.start == p && t.id, "it has no context, and a BUFFER_ID");
+	check(t.type == 2 && !t.context && t.start <= p && t.start + t.size >= p + LEN && t.id, "it has no context, and a BUFFER_ID");
+	check(cuMemGetAddressRange_v2(&base, &size, p + 12345) == 0 && base == p && size >= LEN, "the address range is the allocation");
 	check(types_of(p, &its) == POSIX_FD && its == pool, "ALLOWED_HANDLE_TYPES and MEMPOOL_HANDLE say how it is exported");
 	cuMemcpyHtoD_v2(p + 100, "original", 8);
 	check(cuMemPoolExportPointer(&h, p) == INVALID_VALUE, "a pointer is not exported before its pool");

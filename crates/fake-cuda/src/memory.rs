@@ -18,8 +18,9 @@ pub(crate) enum Kind {
     Pool(Mapping, Option<(usize, Arc<Pool>)>),
     /// Of a pool of another process.
     OfPool(Mapping),
-    /// Memory of cuMemCreate at addresses of cuMemAddressReserve; whether the device may use them. It has no context either.
-    Mapped(Mapping, Arc<Physical>, AtomicBool),
+    /// Memory of cuMemCreate at addresses of cuMemAddressReserve; whether the device may use them, and the reservation, its begin and
+    /// length. It has no context either.
+    Mapped(Mapping, Arc<Physical>, AtomicBool, (usize, usize)),
     /// Of another process, by an IPC handle: the owner, its BUFFER_ID, and how often it is open.
     Imported {
         mapping: Mapping,
@@ -96,7 +97,7 @@ impl Allocation {
     pub(crate) fn types(&self) -> u32 {
         match &self.kind {
             Kind::Pool(_, Some((_, pool))) => pool.types,
-            Kind::Mapped(_, physical, _) => physical.types,
+            Kind::Mapped(_, physical, ..) => physical.types,
             _ => 0,
         }
     }
@@ -113,7 +114,20 @@ impl Allocation {
 
     /// Whether a device may use it.
     pub(crate) fn is_open(&self) -> bool {
-        if let Kind::Mapped(.., open) = &self.kind { open.load(Ordering::Relaxed) } else { true }
+        if let Kind::Mapped(_, _, open, _) = &self.kind {
+            open.load(Ordering::Relaxed)
+        } else {
+            true
+        }
+    }
+
+    /// RANGE_START_ADDR and RANGE_SIZE: of what is mapped, the whole reservation.
+    pub(crate) fn range(&self) -> (usize, usize) {
+        if let Kind::Mapped(.., reservation) = self.kind {
+            reservation
+        } else {
+            (self.base, self.len)
+        }
     }
 
     pub(crate) fn is_managed(&self) -> bool {

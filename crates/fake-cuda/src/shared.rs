@@ -54,7 +54,7 @@ impl Model {
     /// A handle of what is mapped at an address.
     pub(crate) fn retain_handle(&mut self, addr: usize) -> Answer<usize> {
         match self.find(addr).map(|found| &found.kind) {
-            Some(Kind::Mapped(_, physical, _)) => {
+            Some(Kind::Mapped(_, physical, ..)) => {
                 let physical = Arc::clone(physical);
                 Ok(self.keep(physical))
             }
@@ -101,13 +101,16 @@ impl Model {
     pub(crate) fn map(&mut self, at: usize, len: usize, handle: usize) -> Answer {
         let physical = Arc::clone(self.physical(handle)?);
         let within = |(begin, size): (&usize, &usize)| *begin <= at && at + len <= begin + size;
-        let is_free = self.find(at).is_none() && self.shared.reserved.iter().any(within);
-        if len != physical.len || at % GRANULARITY != 0 || !is_free {
+        let reservation = self.shared.reserved.iter().find(|&range| within(range));
+        let (begin, size) =
+            reservation.map(|(begin, size)| (*begin, *size)).ok_or(INVALID_VALUE)?;
+        if len != physical.len || at % GRANULARITY != 0 || self.find(at).is_some() {
             return Err(INVALID_VALUE);
         }
         let mapping = Mapping::within(&physical.file, len, at).ok_or(OUT_OF_MEMORY)?;
         let place = (0, physical.ordinal);
-        self.add_at(at, len, place, Kind::Mapped(mapping, physical, AtomicBool::new(false)));
+        let kind = Kind::Mapped(mapping, physical, AtomicBool::new(false), (begin, size));
+        self.add_at(at, len, place, kind);
         Ok(())
     }
 
@@ -132,7 +135,7 @@ impl Model {
 
     pub(crate) fn set_access(&mut self, at: usize, len: usize, is: bool) -> Answer {
         for found in self.mapped(at, len)? {
-            if let Kind::Mapped(.., open) = &found.kind {
+            if let Kind::Mapped(_, _, open, _) = &found.kind {
                 open.store(is, Ordering::Relaxed);
             }
         }

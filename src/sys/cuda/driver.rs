@@ -67,6 +67,7 @@ functions! { Functions
     event_query c"cuEventQuery" (Handle);
     stream_wait c"cuStreamWaitEvent" (Handle, Handle, c_uint);
     stream_query c"cuStreamQuery" (Handle);
+    range c"cuMemGetAddressRange_v2" (*mut u64, *mut usize, u64);
     set_attribute c"cuPointerSetAttribute" (*const c_void, c_int, u64);
     copy c"cuMemcpyAsync" (u64, u64, usize, Handle);
     capture_mode c"cuThreadExchangeStreamCaptureMode" (*mut c_uint);
@@ -207,8 +208,28 @@ impl Cuda {
             (self.functions.attributes)(count, which.as_mut_ptr(), places.as_mut_ptr(), addr)
         };
         match result {
-            NOT_INITIALIZED | DEINITIALIZED => Ok(None),
-            _ => done(result).map(|()| (kind == DEVICE && managed == 0).then_some(found)),
+            NOT_INITIALIZED | DEINITIALIZED => return Ok(None),
+            _ => done(result)?,
+        }
+        if kind != DEVICE || managed != 0 {
+            return Ok(None);
+        }
+        if found.is_mapped() {
+            self.narrow(&mut found, addr);
+        }
+        Ok(Some(found))
+    }
+
+    /// The range of memory of cuMemCreate is the whole reservation that it is mapped in, and this makes it the part that is
+    /// mapped at an address. A driver that fails here leaves it.
+    fn narrow(&self, found: &mut Allocation, addr: u64) {
+        let (mut start, mut len) = (0, 0);
+        let asked = self.within(self.context_of(found), || {
+            // SAFETY: locals.
+            done(unsafe { (self.functions.range)(&mut start, &mut len, addr) })
+        });
+        if asked.is_ok() {
+            (found.start, found.len) = (start, len);
         }
     }
 

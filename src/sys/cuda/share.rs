@@ -52,6 +52,10 @@ pub(crate) struct Import {
 }
 
 impl Import {
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
     pub(crate) fn context(&self) -> Context {
         self.context
     }

@@ -19,8 +19,10 @@ pub(super) enum Refusal {
     NotYet,
     /// The record could not be read.
     Record(Errno),
-    /// The driver does not open it.
+    /// The driver does not open it, or does not copy.
     Driver(Failure),
+    /// The driver does not open it, which has no handle, or gives its owner no descriptor. That says nothing of memory that has one.
+    Descriptor(Failure),
 }
 
 /// An allocation of another process: where its record is, and its tag.
@@ -78,11 +80,11 @@ pub(super) fn of_process() -> MutexGuard<'static, Imports<Import>> {
 }
 
 impl Imports<Import> {
-    /// The allocation, opened now if it is not. At most `most` are open.
+    /// The allocation, opened now if it is not, and by a descriptor only if `opens`. At most `most` are open.
     pub(super) fn get(
         &mut self,
         (name, table): (Name, &Foreign),
-        site: Site,
+        (site, opens): (Site, bool),
         most: usize,
     ) -> Result<Arc<Import>, Refusal> {
         match self.find(name, site) {
@@ -94,10 +96,19 @@ impl Imports<Import> {
         let (place, tag) = name;
         let record = table.read(place, tag).map_err(Refusal::Record)?;
         let Record { start, len, handle, kind, .. } = record;
-        let fd = if kind == Kind::Handle { None } else { Some(self.descriptor(name, &record)?) };
+        let fd = match kind {
+            Kind::Handle => None,
+            _ if opens => Some(self.descriptor(name, &record)?),
+            _ => return Err(Refusal::Record(Errno(libc::ESTALE))),
+        };
         let part = Part { kind, handle, fd, len: len as usize };
         let kept = kind != Kind::Pool;
-        self.add((name, site, Extent { start, len }, kept), most, || Import::open(site, &part))
+        let added =
+            self.add((name, site, Extent { start, len }, kept), most, || Import::open(site, &part));
+        added.map_err(|refusal| match refusal {
+            Refusal::Driver(failure) if kind != Kind::Handle => Refusal::Descriptor(failure),
+            refusal => refusal,
+        })
     }
 
     /// The descriptor of an allocation, which its owner is asked for.
@@ -119,7 +130,7 @@ impl Imports<Import> {
         match answer {
             Answer::NotYet => Err(Refusal::NotYet),
             Answer::Descriptor(fd) => Ok(fd),
-            Answer::Refused(failure) => Err(Refusal::Driver(failure)),
+            Answer::Refused(failure) => Err(Refusal::Descriptor(failure)),
             // The owner may only have been stopped for long.
             Answer::Lost => Err(Refusal::Record(Errno(libc::ESTALE))),
         }

@@ -72,8 +72,9 @@ struct Peer {
     pid: i32,
     /// The table of that process.
     table: Option<Arc<Foreign>>,
-    /// How often its memory was refused since it was last accessed.
+    /// How often its memory was refused since it was last accessed; and that which has no handle.
     refusals: u8,
+    of_descriptors: u8,
     /// How many remote buffers it has not filled since it last filled one, and when that was.
     unfilled: (u8, u64),
 }
@@ -189,15 +190,16 @@ impl AccessBegun {
         self.expect(Outcome::Filled);
     }
 
-    /// Starts its copies.
-    fn copy(&mut self, local: &SegmentList, parts: Vec<Part>, way: Way) -> Result<(), Refusal> {
-        let mut done = 0;
+    /// Starts its copies. Returns whether memory without a handle is part of it.
+    fn copy(&mut self, local: &SegmentList, parts: Vec<Part>, way: Way) -> Result<bool, Refusal> {
+        let (mut done, mut by_descriptor) = (0, false);
         for Part { import, offset, len } in parts {
+            by_descriptor |= import.is_by_descriptor();
             let begun = local.slice(done, len).begin_transfer(import, offset, way);
             self.transfers.push(begun.map_err(Refusal::Driver)?);
             done += len;
         }
-        Ok(())
+        Ok(by_descriptor)
     }
 
     /// Tells the owner of the memory that the access has ended, which is reported later.
@@ -277,31 +279,39 @@ impl CudaIpc {
         let transfers = Vec::new();
         let mut access = AccessBegun { peer, token, transfers, _unkept: Unkept, entered };
         let offset = named.offset.saturating_add(remote.offset);
+        let opens = self.peer(peer).is_some_and(|peer| peer.of_descriptors < REFUSALS_MAX);
         let begun = self
-            .open((named.place, named.tag), &table, site, (offset, local.len()))
+            .open((named.place, named.tag), &table, (site, opens), (offset, local.len()))
             .and_then(|parts| access.copy(local, parts, way));
-        if let Err(refusal) = begun {
-            drop(access);
-            return Err(self.refuse(peer, pid, refusal));
-        }
+        let by_descriptor = match begun {
+            Ok(by_descriptor) => by_descriptor,
+            Err(refusal) => {
+                drop(access);
+                return Err(self.refuse(peer, pid, refusal));
+            }
+        };
         access.expect(Outcome::Failed);
-        self.peer_mut(peer).into_iter().for_each(|peer| peer.refusals = 0);
+        if let Some(peer) = self.peer_mut(peer) {
+            peer.refusals = 0;
+            peer.of_descriptors *= u8::from(!by_descriptor);
+        }
         self.accesses.push_back(access);
         Ok(Access::Begun)
     }
 
-    /// The allocations that have `len` bytes from `offset` on, of which the first is that of a record.
+    /// The allocations that have `len` bytes from `offset` on, of which the first is that of a record; opened at a site, those
+    /// without a handle too if it says so.
     fn open(
         &self,
         mut name: Name,
         table: &Foreign,
-        site: Site,
+        how: (Site, bool),
         (mut offset, mut len): (u64, usize),
     ) -> Result<Vec<Part>, Refusal> {
         const OUTSIDE: Refusal = Refusal::Driver(mover::Failure(1));
         let mut parts = Vec::new();
         for _ in 0..PARTS_MAX {
-            let import = self.open_one(name, table, site)?;
+            let import = self.open_one(name, table, how)?;
             let here = import.len().saturating_sub(offset).min(len as u64);
             let rest = offset.saturating_sub(import.len());
             if here > 0 {
@@ -321,13 +331,13 @@ impl CudaIpc {
         &self,
         (place, tag): Name,
         table: &Foreign,
-        site: Site,
+        how: (Site, bool),
     ) -> Result<Arc<Import>, Refusal> {
         if place.pid() != process::pid() {
-            return imports::of_process().get(((place, tag), table), site, self.open_max);
+            return imports::of_process().get(((place, tag), table), how, self.open_max);
         }
         let record = table.read(place, tag).map_err(Refusal::Record)?;
-        Ok(Arc::new(Import::own(site, record.start, record.len)))
+        Ok(Arc::new(Import::own(how.0, record.start, record.len)))
     }
 
     /// An access to the peer's regions and remote buffers is in progress that one on this stream could overtake, or would
@@ -355,9 +365,19 @@ impl CudaIpc {
                 "device memory of process {pid} is copied through the host: CUDA answers {} to its IPC handle",
                 failure.0
             ),
+            Refusal::Descriptor(failure) => log::limited!(
+                cause: failure.0,
+                "memory of process {pid} of cuMemCreate or of a pool is copied through the host: CUDA answers {} to its descriptor",
+                failure.0
+            ),
         }
-        let peer = self.peer_mut(peer);
-        peer.into_iter().for_each(|peer| peer.refusals = peer.refusals.saturating_add(1));
+        if let Some(peer) = self.peer_mut(peer) {
+            let count = match refusal {
+                Refusal::Descriptor(_) => &mut peer.of_descriptors,
+                _ => &mut peer.refusals,
+            };
+            *count = count.saturating_add(1);
+        }
         unreachable(libc::ESTALE)
     }
 
@@ -628,7 +648,9 @@ impl Transport for CudaIpc {
     fn meet(&mut self, peer: PeerId, address: &Address) {
         let known = self.peers.iter().any(|other| other.id == peer);
         if !known && peer != self.me && self.host.owns(address.0.ip()) {
-            self.peers.push(Peer { id: peer, pid: 0, table: None, refusals: 0, unfilled: (0, 0) });
+            let (pid, table, unfilled) = (0, None, (0, 0));
+            let (id, refusals, of_descriptors) = (peer, 0, 0);
+            self.peers.push(Peer { id, pid, table, refusals, of_descriptors, unfilled });
         }
     }
 
