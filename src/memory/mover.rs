@@ -142,7 +142,7 @@ fn unknown(addr: usize, Failure(result): Failure) -> Result<Option<Site>, Errno>
 /// with it: streams, events, and what was open there. Errors: EIO, if it cannot be used; ENOSPC for too many contexts.
 fn site_in(cuda: &Cuda, handle: usize) -> Result<Site, Errno> {
     let mut places = locked(&PLACES);
-    let context = cuda.context(handle);
+    let context = cuda.context(handle).map_err(unusable)?;
     let known = |(_, place): &(usize, &mut Place)| place.context.handle() == handle;
     if let Some((at, place)) = places.iter_mut().enumerate().find(known) {
         if place.context != context {
@@ -153,18 +153,16 @@ fn site_in(cuda: &Cuda, handle: usize) -> Result<Site, Errno> {
     if places.len() >= SITES {
         return Err(Errno(libc::ENOSPC));
     }
-    match cuda.lane(context) {
-        Ok(lane) => {
-            let mut place = Place::new(context);
-            place.idle.push(lane);
-            places.push(place);
-            Ok(Site(places.len() as u8 - 1))
-        }
-        Err(Failure(result)) => {
-            log::limited!("device memory cannot be used: CUDA answers {result} to a new stream");
-            Err(Errno(libc::EIO))
-        }
-    }
+    let lane = cuda.lane(context).map_err(unusable)?;
+    let mut place = Place::new(context);
+    place.idle.push(lane);
+    places.push(place);
+    Ok(Site(places.len() as u8 - 1))
+}
+
+fn unusable(Failure(result): Failure) -> Errno {
+    log::limited!(cause: result, "device memory cannot be used: CUDA answers {result} in its context");
+    Errno(libc::EIO)
 }
 
 /// A site from which memory of other processes can be read into memory of the host. `None`: this process has no context.

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
 /*
- * faults [BYTES [threads|busy|reset]]: two processes, or threads of one, exchange messages between all kinds of memory while calls of the driver fail (FAKE_CUDA_FAIL). Every
+ * faults [BYTES [threads|busy|reset|created]]: two processes, or threads of one, exchange messages between all kinds of memory while calls of the driver fail (FAKE_CUDA_FAIL). Every
  * operation ends, and the bytes of those that succeed are right. Prints how many ended with an error. The longest messages have
  * so many bytes, at most 3000000. It is linked with the double's libcuda.so.1.
  *
  * reset: the device is reset between two rounds, with all that was made on it, as by cudaDeviceReset.
+ *
+ * created: no primary context is active, and the device memory is of the default pool, which is of no context.
  *
  * busy: a stream of the application, which its default stream waits for, does not come to its end before all messages have.
  */
@@ -17,7 +19,7 @@
 
 typedef uint64_t ptr;
 extern int cuInit(unsigned), cuDevicePrimaryCtxReset_v2(int), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
-extern int cuMemAlloc_v2(ptr *, size_t), cuMemFree_v2(ptr);
+extern int cuMemAlloc_v2(ptr *, size_t), cuMemAllocAsync(ptr *, size_t, void *), cuMemFree_v2(ptr), cuCtxCreate_v2(void **, unsigned, int);
 extern int cuMemcpyHtoDAsync_v2(ptr, const void *, size_t, void *), cuMemcpyDtoHAsync_v2(void *, ptr, size_t, void *);
 extern int cuStreamCreate(void **, unsigned), cuStreamSynchronize(void *), cuLaunchHostFunc(void *, void (*)(void *), void *);
 
@@ -32,7 +34,7 @@ struct memory {
 
 /* A stream that waits for no other one; null: the default stream. */
 static __thread void *own_stream;
-static bool is_busy, resets;
+static bool is_busy, resets, creates;
 
 /* Work of the application that does not end by itself. */
 static void work_on(void *goes_on)
@@ -130,11 +132,17 @@ static int exchange(struct side *side, const struct memory *from, const struct m
 	return errors + refused;
 }
 
-/* Two allocations, in the primary context of the first device. */
+/* Two allocations on the first device. */
 static void allocate(struct memory device[2])
 {
 	void *context;
 
+	if (creates) {
+		SAME(cuCtxCreate_v2(&context, 0, 0), 0);
+		SAME(cuMemAllocAsync(&device[0].device, MOST, NULL) || cuMemAllocAsync(&device[1].device, MOST, NULL), 0);
+		SAME(cuStreamSynchronize(NULL), 0);
+		return;
+	}
 	SAME(cuDevicePrimaryCtxRetain(&context, 0), 0);
 	SAME(cuCtxSetCurrent(context), 0);
 	SAME(cuMemAlloc_v2(&device[0].device, MOST), 0);
@@ -185,5 +193,6 @@ int main(int argc, char **argv)
 	CHECK(lens[2] <= MOST);
 	is_busy = argc > 2 && !strcmp(argv[2], "busy");
 	resets = argc > 2 && !strcmp(argv[2], "reset");
-	return run_story(all_kinds, argc > 2 && !is_busy && !resets, 50) ? 0 : 1;
+	creates = argc > 2 && !strcmp(argv[2], "created");
+	return run_story(all_kinds, argc > 2 && !strcmp(argv[2], "threads"), 50) ? 0 : 1;
 }

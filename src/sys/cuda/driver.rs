@@ -59,6 +59,8 @@ functions! { Functions
     attributes c"cuPointerGetAttributes" (c_uint, *mut c_int, *mut *mut c_void, u64);
     primary_state c"cuDevicePrimaryCtxGetState" (c_int, *mut c_uint, *mut c_int);
     primary_retain c"cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
+    current c"cuCtxGetCurrent" (*mut Handle);
+    device c"cuCtxGetDevice" (*mut c_int);
     push c"cuCtxPushCurrent_v2" (Handle);
     pop c"cuCtxPopCurrent_v2" (*mut Handle);
     stream_create c"cuStreamCreate" (*mut Handle, c_uint);
@@ -97,7 +99,6 @@ functions! { Sharing
     export_pointer c"cuMemPoolExportPointer" (*mut IpcHandle, u64);
     import_pointer c"cuMemPoolImportPointer" (*mut u64, u64, *const IpcHandle);
     free c"cuMemFree_v2" (u64);
-    device c"cuCtxGetDevice" (*mut c_int);
 }
 
 /// CUmemAccessDesc: a device may read and write.
@@ -233,20 +234,56 @@ impl Cuda {
         }
     }
 
-    /// The context of an allocation: its own, or the primary one of its device, if that is active. 0: none.
+    /// The context of an allocation: its own, or the primary one of its device, if that is active, or another one of the device
+    /// that this thread has or had. 0: none.
     pub(crate) fn context_of(&self, of: &Allocation) -> usize {
         if of.context != 0 {
             return of.context;
         }
-        self.primary(of.ordinal).unwrap_or(0)
+        match self.primary(of.ordinal) {
+            Ok(0) => self.current_on(of.ordinal),
+            primary => primary.unwrap_or(0),
+        }
+    }
+
+    /// The context of this thread if it is on the device; or else the last one that this has answered for the device: threads of
+    /// the provider have none. 0: none.
+    fn current_on(&self, ordinal: c_int) -> usize {
+        static LAST: [AtomicUsize; DEVICES_MAX] = [const { AtomicUsize::new(0) }; DEVICES_MAX];
+        let Some(last) = usize::try_from(ordinal).ok().and_then(|ordinal| LAST.get(ordinal)) else {
+            return 0;
+        };
+        let is_on = |context: &usize| {
+            *context != 0 && self.within(*context, || self.device()) == Ok(ordinal)
+        };
+        let found = [self.current(), last.load(Ordering::Acquire)].into_iter().find(is_on);
+        last.store(found.unwrap_or(0), Ordering::Release);
+        found.unwrap_or(0)
+    }
+
+    /// The context of this thread; 0: none.
+    fn current(&self) -> usize {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: a local.
+        let result = unsafe { (self.functions.current)(&mut context) };
+        if result == 0 { context.expose_provenance() } else { 0 }
+    }
+
+    /// The device of the current context.
+    pub(super) fn device(&self) -> Result<c_int, Failure> {
+        let mut device = 0;
+        // SAFETY: a local.
+        done(unsafe { (self.functions.device)(&mut device) })?;
+        Ok(device)
     }
 
     /// The context of a handle, which must be that of a context that has not ended.
-    pub(crate) fn context(&self, handle: usize) -> Context {
+    pub(crate) fn context(&self, handle: usize) -> Result<Context, Failure> {
         let (mut id, context) = (0, self::handle(handle));
         // SAFETY: a context and a local.
-        self.identity.into_iter().for_each(|known| _ = unsafe { (known.id)(context, &mut id) });
-        Context { handle, id }
+        let ask = |known: Identity| done(unsafe { (known.id)(context, &mut id) });
+        self.identity.map_or(Ok(()), ask)?;
+        Ok(Context { handle, id })
     }
 
     /// The primary context of a device, if the application has made it active. Failure: there is no such device.
@@ -270,10 +307,11 @@ impl Cuda {
         Ok(retained.load(Ordering::Acquire))
     }
 
-    /// The primary context of the first device that has an active one.
+    /// The primary context of the first device that has an active one, or a context of this thread.
     pub(crate) fn any_context(&self) -> Option<usize> {
-        let all = (0..DEVICES_MAX as c_int).map_while(|ordinal| self.primary(ordinal).ok());
-        all.into_iter().find(|context| *context != 0)
+        let mut all = (0..DEVICES_MAX as c_int).map_while(|ordinal| self.primary(ordinal).ok());
+        let exists = |context: &usize| *context != 0 && self.within(*context, || Ok(())).is_ok();
+        all.find(|context| *context != 0).or_else(|| Some(self.current()).filter(exists))
     }
 
     /// Sets SYNC_MEMOPS on an allocation. A driver that does not know this for such memory leaves it.

@@ -160,18 +160,10 @@ impl Cuda {
         Ok(Import { kind: *kind, context, start, len: *len })
     }
 
-    /// The device of the current context.
-    fn device(&self, sharing: &Sharing) -> Result<c_int, Failure> {
-        let mut device = 0;
-        // SAFETY: a local.
-        done(unsafe { (sharing.device)(&mut device) })?;
-        Ok(device)
-    }
-
     /// Maps memory of another process, in the current context.
     fn map(&self, fd: usize, len: usize) -> Result<u64, Failure> {
         let sharing = self.sharing()?;
-        let access = Access::of(self.device(sharing)?);
+        let access = Access::of(self.device()?);
         let (mut kept, mut at) = (0, 0);
         // SAFETY: a descriptor of this process, which the driver checks; a local.
         done(unsafe { (sharing.import)(&mut kept, fd, POSIX_FD) })?;
@@ -194,7 +186,7 @@ impl Cuda {
     /// Imports what another process has of a pool of its own, in the current context.
     fn import_of_pool(&self, fd: usize, pointer: &IpcHandle) -> Result<u64, Failure> {
         let sharing = self.sharing()?;
-        let access = Access::of(self.device(sharing)?);
+        let access = Access::of(self.device()?);
         let (mut pool, mut at) = (0, 0);
         // SAFETY: a descriptor of this process, and what its owner exported: the driver checks both. A pool that is destroyed
         // lasts as long as what is of it.
