@@ -252,17 +252,11 @@ pub(crate) trait Host {
     fn source_of(&self, address: &Address) -> u64;
     /// Changes whenever `source_of` may answer differently.
     fn book_epoch(&self) -> u64;
-    /// False while the completion queues are full: no operation is started then.
-    fn has_room(&self) -> bool;
     /// False while more completions wait to be read than the queues were made for: nothing that arrives is taken in.
-    fn takes_arrivals(&self) -> bool {
-        self.has_room()
-    }
-    /// As `has_room`, for the queue that sends of transmit context `context` are reported to.
-    fn has_room_for_sends(&self, context: u8) -> bool {
-        let _ = context;
-        self.has_room()
-    }
+    fn takes_arrivals(&self) -> bool;
+    /// False while the queue that transmit context `context` reports to is full: it starts no operation then. Other
+    /// queues do not matter, because the application may read this one alone before it tries again.
+    fn has_room_for_sends(&self, context: u8) -> bool;
     /// The local memory behind `range`, if peers have the right `right` to it.
     fn region(&self, range: &RemoteRange, right: Right) -> Result<Granted, Denied>;
     /// The id of the region with this key, and the region with the rights that peers may use by direct RMA, of which

@@ -4,6 +4,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <rdma/fi_atomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -635,8 +636,12 @@ static void exactly_full(struct side *me)
 	enum { FULL = 4 };
 	struct fi_context contexts[2 * FULL];
 	char *from = need(LARGE), *to[FULL], word[4];
+	uint64_t target = 5, value = 7, old = 0;
+	struct fid_mr *mr = NULL;
 
-	side_begin(me, &(struct setup){ .cq_size = FULL, .counters = true });
+	side_begin(me, &(struct setup){ .caps = FI_MSG | FI_RMA | FI_ATOMIC, .cq_size = FULL, .counters = true });
+	if (me->rank == 1)
+		OK(fi_mr_reg(me->domain, &target, sizeof(target), FI_REMOTE_WRITE | FI_REMOTE_READ, 0, 1, 0, &mr, NULL));
 	fill(from, LARGE, 71);
 	for (int i = 0; i < FULL; i++)
 		to[i] = need(LARGE);
@@ -658,6 +663,39 @@ static void exactly_full(struct side *me)
 	}
 	for (int i = 0; me->rank == 0 && i < FULL; i++)
 		completion(me->tx);
+	/* Nor from one-sided operations, which report to the other queue. */
+	if (me->rank == 0) {
+		struct { uint64_t at, key; } there;
+
+		hear(me, &there, sizeof(there));
+		for (int i = 0; i < 2; i++) {
+			double end = now() + PATIENCE_S;
+			ssize_t rc;
+
+			do {
+				rc = i == 0 ? fi_write(me->ep, &value, 8, NULL, me->peer, there.at, there.key, contexts) :
+					      fi_fetch_atomic(me->ep, &value, 1, NULL, &old, NULL, me->peer, there.at,
+							      there.key, FI_UINT64, FI_SUM, contexts);
+				CHECK(now() < end);
+			} while (rc == -FI_EAGAIN && fi_cq_read(me->tx, NULL, 0) == -FI_EAGAIN);
+			OK(rc);
+			completion(me->tx);
+		}
+		SAME(old, 7);
+		tell(me, "done", 4);
+	} else {
+		struct { uint64_t at, key; } here = { 0, fi_mr_key(mr) };
+
+		if (me->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR)
+			here.at = (uintptr_t)&target;
+		tell(me, &here, sizeof(here));
+		for (double end = now() + PATIENCE_S; __atomic_load_n(&target, __ATOMIC_ACQUIRE) != 14;) {
+			CHECK(now() < end);
+			progress(me);
+		}
+		hear(me, word, 4);
+		OK(fi_close(&mr->fid));
+	}
 	/* In any order. */
 	for (int i = 0; i < FULL; i++)
 		completion(me->rx);

@@ -218,11 +218,6 @@ impl Host for EndpointHost<'_> {
     }
 
     #[inline]
-    fn has_room(&self) -> bool {
-        self.queues_are(CqState::has_room)
-    }
-
-    #[inline]
     fn takes_arrivals(&self) -> bool {
         self.queues_are(CqState::is_within_size)
     }

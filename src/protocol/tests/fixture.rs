@@ -92,7 +92,11 @@ impl Host for TestHost {
         self.epoch
     }
 
-    fn has_room(&self) -> bool {
+    fn takes_arrivals(&self) -> bool {
+        self.room
+    }
+
+    fn has_room_for_sends(&self, _context: u8) -> bool {
         self.room
     }
 
