@@ -102,6 +102,16 @@ impl Work {
     fn is_of(&self, endpoint: *const dyn Progress) -> bool {
         matches!(self.action, Action::Transfer { endpoint: own, .. } if addr_eq(own, endpoint))
     }
+
+    fn receives(&self) -> bool {
+        matches!(self.action, Action::Transfer { kind, .. } if kind.direction == Direction::Receive)
+    }
+
+    /// The number of the transmit or receive context that it is of.
+    fn context(&self) -> u8 {
+        let (Owner::Endpoint(account) | Owner::Deferred { account, .. }) = &self.owner;
+        account.report.context()
+    }
 }
 
 /// A deferred operation that an endpoint has started.
@@ -335,6 +345,19 @@ impl Triggers {
         let found =
             started.find(|(_, s)| addr_eq(s.endpoint, endpoint) && s.account.context == context);
         found.map_or(Cancel::Unknown, |(key, _)| Cancel::Started(*key))
+    }
+
+    /// Forgets the operations of a context that is closed, which have not been started: its receives, or what it
+    /// initiates.
+    pub(super) fn forget_context(
+        &self,
+        endpoint: *const dyn Progress,
+        (context, receives): (u8, bool),
+        guard: &Guard<'_>,
+    ) {
+        drop(self.take(guard, |work| {
+            work.is_of(endpoint) && work.context() == context && work.receives() == receives
+        }));
     }
 
     /// Forgets the operations of an endpoint that is closed, as its posted receives are dropped.

@@ -8,6 +8,7 @@
  */
 #include "common.h"
 
+#include <rdma/fi_trigger.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -442,7 +443,7 @@ static void open_scalable(struct scalable *s)
 	struct fid_ep *none;
 
 	memset(s, 0, sizeof(*s));
-	open_domain(&s->domain, FI_MSG | FI_TAGGED | FI_RMA | FI_SOURCE | FI_NAMED_RX_CTX, COUNT, COUNT);
+	open_domain(&s->domain, FI_MSG | FI_TAGGED | FI_RMA | FI_SOURCE | FI_NAMED_RX_CTX | FI_TRIGGER, COUNT, COUNT);
 	SAME(fi_endpoint(s->domain.domain, s->domain.info, &none, NULL), -FI_EINVAL);
 	OK(fi_scalable_ep(s->domain.domain, s->domain.info, &s->sep, NULL));
 	SAME(s->sep->fid.fclass, FI_CLASS_SEP);
@@ -618,6 +619,61 @@ static void contexts_come_and_go(void)
 	close_scalable(&b);
 }
 
+/* A context that is closed takes with it what waits for a counter, and leaves what the other contexts have there. */
+static void what_waits_goes_with_its_context(void)
+{
+	struct scalable a;
+	struct fid_cntr *cntr;
+	struct fi_triggered_context2 waiting[4];
+
+	open_scalable(&a);
+	fi_addr_t self = learn(&a.domain, &a.sep->fid);
+
+	OK(fi_cntr_open(a.domain.domain, &(struct fi_cntr_attr){ 0 }, &cntr, NULL));
+	for (int i = 0; i < 4; i++)
+		waiting[i] = (struct fi_triggered_context2){
+			.event_type = FI_TRIGGER_THRESHOLD,
+			.trigger.threshold = { .cntr = cntr, .threshold = 1 },
+		};
+	for (int i = 0; i < 2; i++) {
+		struct iovec from = { outgoing + 8 * i, 8 }, to = { incoming + 8 * i, 8 };
+		struct fi_msg send = { .msg_iov = &from, .iov_count = 1, .addr = fi_rx_addr(self, 2 + i, BITS),
+				       .context = &waiting[i] };
+		struct fi_msg receive = { .msg_iov = &to, .iov_count = 1, .addr = FI_ADDR_UNSPEC,
+					  .context = &waiting[2 + i] };
+
+		/* Send by context 0, then 1; receive at context 1, then 0. */
+		OK(fi_sendmsg(a.tx[i], &send, FI_TRIGGER | FI_COMPLETION));
+		OK(fi_recvmsg(a.rx[1 - i], &receive, FI_TRIGGER | FI_COMPLETION));
+	}
+	OK(fi_close(&a.tx[0]->fid));
+	OK(fi_close(&a.rx[1]->fid));
+	memset(outgoing, 0xee, 8);
+	memset(incoming, 0xee, 8);
+	fill(outgoing + 8, 8, 1);
+	OK(fi_cntr_add(cntr, 1));
+	open_transmit(&a, 0);
+	open_receive(&a, 1);
+	CHECK(wait_for(a.cq[1], a.cq, 2 * COUNT, NULL).op_context == &waiting[1]);
+	for (int i = 0; i < 2; i++)
+		OK(fi_send(a.tx[2], outgoing, 8, NULL, fi_rx_addr(self, i, BITS), NULL));
+	CHECK(wait_for(a.cq[COUNT], a.cq, 2 * COUNT, NULL).op_context == &waiting[3]);
+	for (int i = 0; i < 2; i++)
+		wait_for(a.cq[2], a.cq, 2 * COUNT, NULL);
+	OK(fi_recv(a.rx[3], incoming + 8, 8, NULL, FI_ADDR_UNSPEC, &contexts[0]));
+	wait_for(a.cq[COUNT + 3], a.cq, 2 * COUNT, NULL);
+	CHECK(holds(incoming + 8, 8, 1, 0));
+	memset(incoming + 8, 0, 8);
+	/* Context 2 gets nothing from the transmit context that is gone, nor the receive that is gone a message. */
+	OK(fi_recv(a.rx[2], incoming + 8, 8, NULL, FI_ADDR_UNSPEC, &contexts[0]));
+	poll_only(a.cq[COUNT + 2], a.cq[0]);
+	empty(a.cq, 2 * COUNT);
+	OK(fi_recv(a.rx[1], incoming + 16, 8, NULL, FI_ADDR_UNSPEC, &contexts[1]));
+	CHECK(wait_for(a.cq[COUNT + 1], a.cq, 2 * COUNT, NULL).op_context == &contexts[1]);
+	OK(fi_close(&cntr->fid));
+	close_scalable(&a);
+}
+
 /* One-sided operations are reported where they were started. */
 static void one_sided_operations_have_contexts(void)
 {
@@ -749,6 +805,7 @@ static const struct {
 	{ "every context reaches every context", every_context_reaches_every_context },
 	{ "ordinary endpoints name contexts", ordinary_endpoints_name_contexts },
 	{ "contexts come and go", contexts_come_and_go },
+	{ "what waits goes with its context", what_waits_goes_with_its_context },
 	{ "one-sided operations have contexts", one_sided_operations_have_contexts },
 	{ "options are kept", options_are_kept },
 };

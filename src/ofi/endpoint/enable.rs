@@ -284,9 +284,11 @@ impl Endpoint {
         Ok(())
     }
 
-    /// `fi_close` of a context. Posted receives are dropped. Operations under way use memory of the application,
-    /// so they get a bounded time to end. Errors: EBUSY if they do not.
+    /// `fi_close` of a context. Posted receives are dropped, and operations that wait for a counter. Operations under
+    /// way use memory of the application, so they get a bounded time to end. Errors: EBUSY if they do not.
     pub(super) fn close_context(&self, handle: &EndpointFid) -> Result<(), i32> {
+        let own = (handle.context, handle.role == Role::Receive);
+        self.domain.triggers.forget_context(self, own, &self.domain.lock.lock());
         let mut wait = Waited::from_now(PAUSE_NS);
         let mut elsewhere = Elsewhere::after(now_ns());
         loop {
