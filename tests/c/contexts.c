@@ -674,6 +674,41 @@ static void what_waits_goes_with_its_context(void)
 	close_scalable(&a);
 }
 
+/* A transmit context and the endpoint itself cancel no receive of the context with their number. */
+static void only_a_receive_context_cancels_its_receives(void)
+{
+	struct scalable a;
+
+	open_scalable(&a);
+	OK(fi_recv(a.rx[0], incoming, 8, NULL, FI_ADDR_UNSPEC, &contexts[0]));
+	SAME(fi_cancel(&a.tx[0]->fid, &contexts[0]), -FI_ENOENT);
+	SAME(fi_cancel(&a.sep->fid, &contexts[0]), -FI_ENOENT);
+	SAME(fi_cancel(&a.rx[1]->fid, &contexts[0]), -FI_ENOENT);
+	OK(fi_cancel(&a.rx[0]->fid, &contexts[0]));
+	SAME(error_of(a.cq[COUNT], a.cq[0], &contexts[0]), FI_ECANCELED);
+	close_scalable(&a);
+}
+
+/* Peers change memory through a receive context, which reports nothing of it. */
+static void targets_need_no_queue(void)
+{
+	static const uint64_t caps[] = { FI_MSG | FI_RMA, FI_MSG | FI_ATOMIC };
+
+	for (int i = 0; i < 2; i++) {
+		struct domain d;
+		struct fid_ep *sep, *rx;
+
+		open_domain(&d, caps[i], COUNT, COUNT);
+		OK(fi_scalable_ep(d.domain, d.info, &sep, NULL));
+		OK(fi_scalable_ep_bind(sep, &d.av->fid, 0));
+		OK(fi_rx_context(sep, 0, NULL, &rx, NULL));
+		OK(fi_enable(rx));
+		OK(fi_close(&rx->fid));
+		OK(fi_close(&sep->fid));
+		close_domain(&d);
+	}
+}
+
 /* One-sided operations are reported where they were started. */
 static void one_sided_operations_have_contexts(void)
 {
@@ -806,6 +841,8 @@ static const struct {
 	{ "ordinary endpoints name contexts", ordinary_endpoints_name_contexts },
 	{ "contexts come and go", contexts_come_and_go },
 	{ "what waits goes with its context", what_waits_goes_with_its_context },
+	{ "only a receive context cancels its receives", only_a_receive_context_cancels_its_receives },
+	{ "targets need no queue", targets_need_no_queue },
 	{ "one-sided operations have contexts", one_sided_operations_have_contexts },
 	{ "options are kept", options_are_kept },
 };

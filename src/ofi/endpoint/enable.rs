@@ -262,7 +262,9 @@ impl Endpoint {
         let (initiates, receives) = self.directions();
         let silent = match handle.role {
             Role::Transmit => initiates && !bindings.reports_initiated(),
-            Role::Receive => receives && self.caps & FI_RMA == 0 && !bindings.reports_received(),
+            Role::Receive => {
+                receives && self.caps & (FI_RMA | FI_ATOMIC) == 0 && !bindings.reports_received()
+            }
             _ => false,
         };
         if silent {

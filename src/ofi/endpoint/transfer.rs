@@ -1,5 +1,6 @@
 //! The data calls: they check arguments, translate flags, and call the protocol engine.
 
+use super::contexts::Role;
 use super::kept::Kept;
 use super::state::{Endpoint, EndpointFid, EndpointState, endpoint};
 use crate::memory::{Buffers, OwnedBuffer, Segment, SegmentList};
@@ -730,7 +731,10 @@ pub(super) unsafe extern "C" fn cancel(fid: fid_t, context: *mut c_void) -> isiz
         let context = context.expose_provenance() as u64;
         let engine_cancels = |context: u64| {
             let mut host = ep.host(&guard);
-            ep.engine(&guard).map(|engine| engine.cancel(handle.context, context, &mut host))
+            // A transmit context may have the number of a receive context, but has none of its receives.
+            let receives = matches!(handle.role, Role::Endpoint | Role::Receive);
+            let engine = ep.engine(&guard)?;
+            Some(receives && engine.cancel(handle.context, context, &mut host))
         };
         let Some(mut cancelled) = engine_cancels(context) else {
             return -(FI_EOPBADSTATE as isize);
