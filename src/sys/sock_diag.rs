@@ -34,10 +34,20 @@ fn with_kernel<T>(ask: impl FnOnce(&mut Kernel) -> T) -> T {
     // A forked child would share the socket, and its replies, with its parent.
     static KERNEL: PerProcess<Kernel> = PerProcess::new();
     let mut kernel = KERNEL.lock();
+    let namespace = namespace();
+    if kernel.namespace != namespace {
+        *kernel = Kernel { namespace, ..Kernel::default() };
+    }
     if kernel.diag.is_none() && kernel.ways.contains(&None) {
         kernel.diag = netlink(libc::NETLINK_SOCK_DIAG).ok();
     }
     ask(&mut kernel)
+}
+
+/// The network namespace of this thread: device and number of its file. `None`: unknown.
+fn namespace() -> Option<(u64, u64)> {
+    let file = std::fs::metadata("/proc/thread-self/ns/net").ok()?;
+    Some((file.dev(), file.ino()))
 }
 
 /// Whether `ip` is an address of this host: packets to it do not leave the host. `None`: unknown. `scope` is the
@@ -71,6 +81,8 @@ enum Way {
 
 #[derive(Debug, Default)]
 struct Kernel {
+    /// Where the descriptor asks: sockets of another namespace are not found.
+    namespace: Option<(u64, u64)>,
     diag: Option<OwnedFd>,
     /// One for each protocol; `None` until it was tried.
     ways: [Option<Way>; 2],

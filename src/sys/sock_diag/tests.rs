@@ -83,3 +83,22 @@ fn a_kernel_without_sock_diag_is_asked_by_files() {
     assert_eq!(kernel.owner(Protocol::Udp, &at, &at), me);
     assert_eq!(kernel.ways[0], Some(Way::Files));
 }
+
+#[test]
+fn a_thread_in_another_network_namespace_is_answered_there() {
+    let known = |socket: &UdpSocket| {
+        let at = SocketAddr::from((Ipv4Addr::LOCALHOST, socket.local_addr().unwrap().port()));
+        owner(Protocol::Udp, &at, &at) == Owner::User(process::effective_uid())
+    };
+    let here = UdpSocket::bind("0.0.0.0:0").unwrap();
+    assert!(known(&here));
+    let elsewhere = std::thread::spawn(move || {
+        // SAFETY: an integer argument; changes this thread alone.
+        if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+            return eprintln!("skipped: takes root to make a network namespace");
+        }
+        assert!(known(&UdpSocket::bind("0.0.0.0:0").unwrap()));
+    });
+    elsewhere.join().unwrap();
+    assert!(known(&here));
+}
