@@ -158,7 +158,8 @@ struct shared {
 
 static struct fi_context contexts[64];
 
-static void open_shared(struct shared *s)
+/* `flags` beside FI_TRANSMIT and FI_RECV, for the endpoints that share. */
+static void open_shared_with(struct shared *s, uint64_t flags)
 {
 	uint64_t caps = FI_MSG | FI_TAGGED | FI_SOURCE;
 
@@ -176,7 +177,7 @@ static void open_shared(struct shared *s)
 		s->cq[i] = open_queue(&s->here);
 		OK(fi_endpoint(s->here.domain, s->here.info, &s->ep[i], NULL));
 		OK(fi_ep_bind(s->ep[i], &s->here.av->fid, 0));
-		OK(fi_ep_bind(s->ep[i], &s->cq[i]->fid, FI_TRANSMIT | FI_RECV));
+		OK(fi_ep_bind(s->ep[i], &s->cq[i]->fid, FI_TRANSMIT | FI_RECV | flags));
 		if (!i) /* without what was asked for it does not work */
 			SAME(fi_enable(s->ep[i]), -FI_EOPBADSTATE);
 		OK(fi_ep_bind(s->ep[i], &s->stx->fid, 0));
@@ -187,6 +188,11 @@ static void open_shared(struct shared *s)
 	}
 	learn(&s->here, &s->sender->fid);
 	OK(fi_enable(s->srx));
+}
+
+static void open_shared(struct shared *s)
+{
+	open_shared_with(s, 0);
 }
 
 static void close_shared(struct shared *s)
@@ -299,6 +305,33 @@ static void a_buffer_takes_messages_of_all(void)
 	CHECK(wait_for(s.cq[0], &s.sent, 1, NULL).flags & FI_MULTI_RECV);
 	send_to(&s, 0, 200, 9);
 	poll_only(s.cq[0], s.sent);
+	close_shared(&s);
+}
+
+/* Where completions are suppressed, the one with which the buffer goes back is not. */
+static void a_silent_buffer_goes_back(void)
+{
+	struct shared s;
+	size_t min = 100;
+	struct iovec iov = { incoming, 400 };
+	struct fi_msg msg = { .msg_iov = &iov, .iov_count = 1, .addr = FI_ADDR_UNSPEC, .context = contexts };
+
+	open_shared_with(&s, FI_SELECTIVE_COMPLETION);
+	OK(fi_setopt(&s.srx->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &min, sizeof(min)));
+	send_to(&s, 0, 100, 0);
+	poll_only(s.cq[0], s.sent);
+	OK(fi_recvmsg(s.srx, &msg, FI_MULTI_RECV));
+	for (int i = 1; i < COUNT - 1; i++) {
+		send_to(&s, i, 100, i);
+		poll_only(s.cq[i], s.sent);
+	}
+	send_to(&s, COUNT - 1, 100, COUNT - 1);
+	struct fi_cq_tagged_entry entry = wait_for(s.cq[COUNT - 1], &s.sent, 1, NULL);
+
+	CHECK(entry.op_context == contexts && entry.flags & FI_MULTI_RECV);
+	for (int i = 0; i < COUNT; i++)
+		CHECK(holds(incoming + 100 * i, 100, i, 0));
+	empty(s.cq, COUNT);
 	close_shared(&s);
 }
 
@@ -834,6 +867,7 @@ static const struct {
 	{ "receives are shared", receives_are_shared },
 	{ "the oldest message comes first", the_oldest_message_comes_first },
 	{ "a buffer takes messages of all", a_buffer_takes_messages_of_all },
+	{ "a silent buffer goes back", a_silent_buffer_goes_back },
 	{ "tags, peeks and cancels", tags_peeks_and_cancels },
 	{ "another vector is refused", another_vector_is_refused },
 	{ "bound after enable", bound_after_enable },
