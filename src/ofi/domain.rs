@@ -67,8 +67,9 @@ pub(crate) struct DomainState {
     pub(super) region_counters: NumberMap<u64, RegionCounters>,
     /// Job keys of the regions that not all endpoints of the domain may access, by the region's id.
     pub(crate) region_keys: NumberMap<u64, JobKey>,
-    /// Counters that were ever bound to a region, or raised by deferred work: every endpoint may raise them.
-    fed: Vec<Weak<dyn Count>>,
+    /// Counters that were ever bound to a region, or raised by deferred work: every endpoint may raise them. False: one
+    /// could not be attached.
+    fed: Vec<(Weak<dyn Count>, bool)>,
 }
 
 /// The counters that are bound to a region.
@@ -155,14 +156,22 @@ impl Domain {
     /// Adds `counter` to `fed`: a thread that waits for it is woken by every endpoint of the domain.
     /// Errors: those of the counter's wait object.
     pub(super) fn feed(&self, counter: Arc<dyn Count>, guard: &Guard<'_>) -> Result<(), i32> {
+        let is = |known: &Weak<dyn Count>| addr_eq(known.as_ptr(), Arc::as_ptr(&counter));
         // SAFETY: the guard belongs to this domain; one short step.
         let fed = &mut unsafe { self.state(guard) }.fed;
-        if fed.iter().any(|known| addr_eq(known.as_ptr(), Arc::as_ptr(&counter))) {
-            return Ok(());
+        match fed.iter().find(|(known, _)| is(known)) {
+            Some((_, true)) => return Ok(()),
+            Some(_) => {}
+            None => {
+                fed.retain(|(known, _)| known.strong_count() > 0);
+                fed.push((Arc::downgrade(&counter), false));
+            }
         }
-        fed.retain(|known| known.strong_count() > 0);
-        fed.push(Arc::downgrade(&counter));
-        self.endpoints(guard).try_for_each(|endpoint| counter.attach(endpoint, guard))
+        self.endpoints(guard).try_for_each(|endpoint| counter.attach(endpoint, guard))?;
+        // SAFETY: as above.
+        let fed = &mut unsafe { self.state(guard) }.fed;
+        fed.iter_mut().filter(|(known, _)| is(known)).for_each(|(_, all)| *all = true);
+        Ok(())
     }
 
     /// Attaches `endpoint` to all counters in `fed`; repeating it does nothing. Errors: those of the wait objects.
@@ -280,7 +289,7 @@ impl DomainState {
 
     /// The counters in `fed` that are still open.
     fn fed(&self) -> Vec<Arc<dyn Count>> {
-        self.fed.iter().filter_map(Weak::upgrade).collect()
+        self.fed.iter().filter_map(|(counter, _)| counter.upgrade()).collect()
     }
 }
 

@@ -333,15 +333,16 @@ static void format_6(struct side *me)
 static void late_failures(struct side *me)
 {
 	struct fi_cntr_attr attr = { .wait_obj = FI_WAIT_FD };
-	struct fid_cntr *early, *late;
+	struct fid_cntr *early, *late, *of_region;
 	struct fid_ep *ep;
 	struct fid_mr *mr;
 	uint64_t memory;
-	int null = open("/dev/null", O_RDONLY), fds[2], kept[2];
+	int null = open("/dev/null", O_RDONLY), fds[3], kept[3];
 
 	side_begin(me, &(struct setup){ .caps = FI_MSG | FI_TAGGED | FI_RMA | FI_RMA_EVENT });
 	OK(fi_cntr_open(me->domain, &attr, &early, NULL));
 	OK(fi_cntr_open(me->domain, &attr, &late, NULL));
+	OK(fi_cntr_open(me->domain, &attr, &of_region, NULL));
 	OK(fi_mr_reg(me->domain, &memory, sizeof(memory), FI_REMOTE_WRITE, 0, 1, 0, &mr, NULL));
 	OK(fi_endpoint(me->domain, me->info, &ep, NULL));
 	OK(fi_ep_bind(ep, &me->av->fid, 0));
@@ -353,24 +354,37 @@ static void late_failures(struct side *me)
 	OK(fi_ep_bind(ep, &early->fid, FI_SEND));
 	OK(fi_control(&early->fid, FI_GETWAIT, &fds[0]));
 	OK(fi_control(&late->fid, FI_GETWAIT, &fds[1]));
+	OK(fi_control(&of_region->fid, FI_GETWAIT, &fds[2]));
 	/* Nothing can be added to a descriptor that is no epoll. */
-	for (int i = 0; i < 2; i++) {
+	for (int i = 0; i < 3; i++) {
 		kept[i] = dup(fds[i]);
 		CHECK(dup2(null, fds[i]) == fds[i]);
 	}
 	CHECK(fi_enable(ep) < 0);
 	CHECK(fi_ep_bind(me->ep, &late->fid, FI_RECV) < 0);
-	CHECK(fi_mr_bind(mr, &late->fid, FI_REMOTE_WRITE) < 0);
-	for (int i = 0; i < 2; i++) {
+	CHECK(fi_mr_bind(mr, &of_region->fid, FI_REMOTE_WRITE) < 0);
+	for (int i = 0; i < 3; i++) {
 		CHECK(dup2(kept[i], fds[i]) == fds[i]);
 		OK(close(kept[i]));
 	}
 	OK(close(null));
 	OK(fi_enable(ep));
 	OK(fi_ep_bind(me->ep, &late->fid, FI_RECV));
-	OK(fi_mr_bind(mr, &late->fid, FI_REMOTE_WRITE));
+	OK(fi_mr_bind(mr, &of_region->fid, FI_REMOTE_WRITE));
 	CHECK(exchanges(me, me->ep, me->peer, 1000));
 	OK(fi_cntr_wait(late, 1, PATIENCE_S * 1000));
+	/* The counter's descriptor wakes for the endpoint. */
+	if (me->rank == 1) {
+		sleep_ms(50);
+		POST(me, fi_inject_write(me->ep, &memory, sizeof(memory), me->peer, 0, 1));
+	} else {
+		struct fid *fid = &of_region->fid;
+		struct pollfd at = { .fd = fds[2], .events = POLLIN };
+
+		while (fi_cntr_read(of_region) < 1)
+			if (fi_trywait(me->fabric, &fid, 1) == 0)
+				CHECK(poll(&at, 1, PATIENCE_S * 1000) == 1);
+	}
 	barrier(me);
 	OK(fi_close(&mr->fid));
 	OK(fi_close(&ep->fid));
@@ -378,6 +392,7 @@ static void late_failures(struct side *me)
 	me->ep = NULL;
 	OK(fi_close(&early->fid));
 	OK(fi_close(&late->fid));
+	OK(fi_close(&of_region->fid));
 	side_close(me);
 }
 
