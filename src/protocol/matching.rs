@@ -9,13 +9,17 @@ use crate::telemetry::histogram::Histogram;
 use crate::transport::PeerId;
 use std::collections::HashMap;
 
+/// Memory that an eager message takes beside its payload, bytes: its record, the links of its list, and the allocator's
+/// overhead. Without it, no number of empty messages would ever be too many.
+pub(super) const EACH: usize = size_of::<Unexpected>() + 32;
+
 /// Posted receives, and messages without a receive.
 #[derive(Debug)]
 pub(super) struct Matching {
     /// The endpoint's own receive queue, unused if the queue is shared ([`Matching::receives`]).
     pub(super) own: Receives,
     pub(super) unexpected: Spaces<Unexpected>,
-    /// Payload bytes of unexpected messages that are kept here.
+    /// Payload bytes of unexpected messages that are kept here, and [`EACH`] for every eager one.
     pub(super) bytes: usize,
     /// Messages that a peek has claimed, by receive context and the application's context.
     pub(super) claimed: HashMap<(u8, u64), Unexpected>,
@@ -171,11 +175,12 @@ pub(super) enum Appended {
 
 #[cfg(test)]
 impl Matching {
-    /// Bytes of unexpected long messages that are kept here.
-    pub(super) fn pushed_bytes(&mut self) -> usize {
+    /// What counts in `bytes` beside the payload of eager messages.
+    pub(super) fn beside_eager(&mut self) -> usize {
         let held = |message: &Unexpected| match &message.body {
             Body::Rts { bytes, .. } | Body::Whole(bytes) => bytes.len(),
-            _ => 0,
+            Body::Eager { .. } => EACH,
+            Body::Lost { .. } => 0,
         };
         let claimed: usize = self.claimed.values().map(held).sum();
         let lists = self.unexpected.lists_mut();

@@ -3,7 +3,7 @@
 use super::arrivals::Active;
 use super::index_list::Key;
 use super::limits::SAMPLED;
-use super::matching::{Body, Matching, Outcome, Unexpected};
+use super::matching::{Body, EACH, Matching, Outcome, Unexpected};
 use super::message::Announcement;
 use super::packet::Envelope;
 use super::receives::{Filled, PartEnd, Posted, ReceiveOp, Receives, Target};
@@ -394,7 +394,7 @@ impl Core {
             }
             None => match copy_of(payload, 0) {
                 Some(bytes) => {
-                    self.matching.bytes += payload.len();
+                    self.matching.bytes += payload.len() + EACH;
                     let bytes = bytes.into_boxed_slice();
                     self.keep(peer, envelope, Body::Eager { bytes, ack }, host);
                 }
@@ -525,7 +525,7 @@ impl Core {
         }
         match body {
             Body::Eager { bytes, ack } => {
-                self.matching.bytes -= bytes.len();
+                self.matching.bytes -= bytes.len() + EACH;
                 self.place(peer, &envelope, ack, &bytes, &target, host);
             }
             Body::Rts { rts, bytes } => {
@@ -618,7 +618,7 @@ impl Core {
         let len = message.len();
         match message.body {
             Body::Eager { bytes, ack } => {
-                self.matching.bytes -= bytes.len();
+                self.matching.bytes -= bytes.len() + EACH;
                 if let Some(tx) = ack {
                     self.outbox.finish(message.peer, tx, 0);
                 }

@@ -1,6 +1,7 @@
 //! Short messages.
 
 use super::fixture::{Memory, World, lend, receive_op, send_op, source};
+use crate::protocol::matching::EACH;
 use crate::protocol::packet::Packet;
 use crate::protocol::{Cause, Direction, FI_ETRUNC, ReceiveOp, SendOp};
 
@@ -14,7 +15,7 @@ fn an_unexpected_message_waits_for_its_receive() {
     let sent = world.sends(0);
     assert!(matches!(sent[..], [Ok(c)] if c.context == 1 && c.direction == Direction::Send));
     world.settle();
-    assert_eq!(world.node(1).engine.core.matching.bytes, 100);
+    assert_eq!(world.node(1).engine.core.matching.bytes, 100 + EACH);
     world
         .receive(1, &ReceiveOp { tagged: true, tag: 7, ignore: 0, ..receive_op(&mut to, 2) })
         .unwrap();

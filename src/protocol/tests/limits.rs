@@ -2,6 +2,7 @@
 
 use super::fixture::{LIMITS, Memory, World, receive_op, send_op};
 use super::sim::{Reach, Weather};
+use crate::protocol::matching::EACH;
 use crate::protocol::packet::Packet;
 use crate::protocol::send::COPY_MEAN;
 use crate::protocol::{Limits, OpError, PeekAction, ReceiveOp, SendOp};
@@ -150,7 +151,7 @@ fn full_completion_queues_stop_sends_and_arrivals() {
 
 #[test]
 fn pressure_switches_to_descriptions_and_back() {
-    let limits = Limits { unexpected_max: 250, ..LIMITS };
+    let limits = Limits { unexpected_max: 250 + 2 * EACH, ..LIMITS };
     let mut world = World::new(2, Weather::fair(), limits);
     let peer = world.peer(0, 1);
     let mut from = Memory::pattern(0, 100);
@@ -162,7 +163,7 @@ fn pressure_switches_to_descriptions_and_back() {
         kinds.push(rendezvous);
     };
     for _ in 0..5 {
-        kind(&mut world); // 100, 200, 300 B: then under pressure
+        kind(&mut world); // 100, 200, 300 B and EACH: then under pressure
     }
     assert!(world.net.borrow().is_pressed(1));
     let mut to = Memory::zeroed(100);
@@ -179,6 +180,30 @@ fn pressure_switches_to_descriptions_and_back() {
         world.settle();
     }
     assert_eq!((world.receives(1).len(), world.sends(0).len()), (7, 7));
+    world.assert_empty();
+}
+
+/// Empty messages take memory too: so many of them set PRESSURE, and it ends with their receives or with a discard.
+#[test]
+fn empty_messages_press_too() {
+    let mut world = World::new(2, Weather::fair(), Limits { unexpected_max: 2 * EACH, ..LIMITS });
+    let peer = world.peer(0, 1);
+    let mut empty = Memory::zeroed(0);
+    for pressed in [false, false, true, true] {
+        world.send(0, &send_op(peer, &mut empty, 1)).unwrap();
+        world.settle();
+        assert_eq!(world.net.borrow().is_pressed(1), pressed);
+    }
+    let op = receive_op(&mut empty, 2);
+    world.receive(1, &op).unwrap();
+    world.peek(1, &op, PeekAction::Discard);
+    world.settle();
+    assert!(!world.net.borrow().is_pressed(1));
+    for _ in 0..2 {
+        world.receive(1, &op).unwrap();
+        world.settle();
+    }
+    assert_eq!((world.receives(1).len(), world.sends(0).len()), (4, 4));
     world.assert_empty();
 }
 

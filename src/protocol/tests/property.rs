@@ -255,7 +255,7 @@ impl Run {
             core.matching.unexpected.len() + core.matching.claimed.len(),
             side.waiting_len()
         );
-        let eager = core.matching.bytes - core.matching.pushed_bytes();
+        let eager = core.matching.bytes - core.matching.beside_eager();
         assert_eq!(eager, side.unexpected_bytes(&oracle.messages));
         assert!(
             core.sends.pending.len() <= core.limits.tx_max
