@@ -175,8 +175,8 @@ pub(crate) fn any_site() -> Option<Site> {
 }
 
 /// Sets SYNC_MEMOPS on an allocation that is seen for the first time. What the application does to it by synchronous calls has
-/// then ended when they return; the copies here, on streams of their own, would not wait for it otherwise. Memory that the
-/// driver refuses this for is as it was.
+/// then ended when they return; the copies here, on streams of their own, would not wait for it otherwise. Where the
+/// driver refuses both the allocation and its context that, they do not.
 fn synchronize(cuda: &Cuda, found: &Allocation) {
     static SEEN: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
     let slot = SEEN.get(found.id as usize % SEEN.len());

@@ -6,7 +6,8 @@
  * The program sets no SYNC_MEMOPS. Allocations that were sent from before, in which udrv has set it, are filled by copies
  * from device memory, whose calls return early otherwise.
  *
- * storm ROUNDS pools: half of the allocations are of the default pool, of which there is neither an IPC handle nor SYNC_MEMOPS.
+ * storm ROUNDS pools: half of the allocations are of the default pool, of which there is neither an IPC handle nor SYNC_MEMOPS: udrv sets
+ * the context's.
  *
  * storm ROUNDS shared, unshared, kinds: the kind of each is drawn, of those that other processes can open; that they cannot;
  * and of all, the host's too (kinds.h).
@@ -96,7 +97,7 @@ static void exchange(struct side *side, int round, struct slot *from, struct slo
 		/* What the other side has room for. */
 		len[n] = LEAST - skip;
 		fill(host, len[n], (uint32_t)(round * AHEAD + n) * 2 + (uint32_t)side->rank);
-		if (source->was_sent && source->block.kind == LEGACY) {
+		if (source->was_sent && on_device(source->block.kind)) {
 			SAME(cuMemcpyHtoD_v2(scratch, host, len[n]), 0);
 			SAME(cuMemcpyDtoD_v2(source->block.at + skip, scratch, len[n]), 0);
 		} else {

@@ -97,6 +97,8 @@ api! {
             Ok(model.id_of(context))
         }).and_then(|its| put(id, its))
     }
+    fn cuCtxGetFlags(flags: *mut c_uint) { with(|model| model.flags().copied()).and_then(|its| put(flags, its)) }
+    fn cuCtxSetFlags(flags: c_uint) { with(|model| model.flags().map(|its| *its = flags)) }
     fn cuCtxCreate_v2(context: *mut usize, _flags: c_uint, device: c_int) {
         let made = with(|model| model.create_context(device))?;
         contexts(|all| all.push(made));

@@ -11,7 +11,7 @@
 //! **Exact on purpose**, because faults hide there:
 //! 1. every call answers 3 before `cuInit` and in a forked child, and 201 without a current context;
 //! 2. the plural attribute query answers zeros for memory that CUDA does not know, the singular one an error;
-//! 3. a synchronous copy from device to device returns before it has run, unless SYNC_MEMOPS is set;
+//! 3. a synchronous copy from device to device returns before it has run, unless SYNC_MEMOPS is set, of one of them or of the context;
 //! 4. a copy from pageable memory has read its source when it returns, and writes its destination later; registered
 //!    memory is read and written late;
 //! 5. freed addresses are given out again at once, with another BUFFER_ID;

@@ -73,7 +73,11 @@ pub(crate) struct Model {
 struct Context {
     device: i32,
     id: u64,
+    flags: u32,
 }
+
+/// CU_CTX_SYNC_MEMOPS.
+const SYNC_MEMOPS: u32 = 0x80;
 
 static MODEL: LazyLock<Mutex<Model>> = LazyLock::new(Mutex::default);
 
@@ -132,8 +136,14 @@ impl Model {
 
     fn open_context(&mut self, handle: usize, device: i32) -> usize {
         let id = self.fresh() as u64;
-        self.contexts.entry(handle).or_insert(Context { device, id });
+        self.contexts.entry(handle).or_insert(Context { device, id, flags: 0 });
         handle
+    }
+
+    /// The flags of the current context.
+    pub(crate) fn flags(&mut self) -> Answer<&mut u32> {
+        let (context, _) = self.context()?;
+        self.contexts.get_mut(&context).map(|its| &mut its.flags).ok_or(INVALID_CONTEXT)
     }
 
     /// Ends a context with all that was made in it.
@@ -389,7 +399,10 @@ impl Model {
     }
 
     /// True if a synchronous copy returns before it has run.
-    pub(crate) fn returns_early(&self, to: usize, from: usize) -> bool {
+    pub(crate) fn returns_early(&mut self, to: usize, from: usize) -> bool {
+        if self.flags().is_ok_and(|flags| *flags & SYNC_MEMOPS != 0) {
+            return false;
+        }
         let device = |addr| self.find(addr).filter(|allocation| !allocation.is_host());
         let waits = |allocation: &Arc<Allocation>| allocation.sync.load(Ordering::Relaxed);
         let (Some(to), Some(from)) = (device(to), device(from)) else { return false };

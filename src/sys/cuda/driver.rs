@@ -18,8 +18,9 @@ const NOT_INITIALIZED: i32 = 3;
 const DEINITIALIZED: i32 = 4;
 const INVALID_DEVICE: i32 = 101;
 const NOT_READY: i32 = 600;
-/// CU_POINTER_ATTRIBUTE_SYNC_MEMOPS.
+/// CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, and CU_CTX_SYNC_MEMOPS.
 const SYNC_MEMOPS: c_int = 6;
+const SYNC_MEMOPS_OF_ALL: c_uint = 0x80;
 /// Devices of a process at most.
 const DEVICES_MAX: usize = 64;
 /// CU_STREAM_NON_BLOCKING: the application's default stream neither waits for ours nor delays it.
@@ -82,6 +83,11 @@ functions! { Identity
     id c"cuCtxGetId" (Handle, *mut u64);
 }
 
+functions! { Flags
+    get c"cuCtxGetFlags" (*mut c_uint);
+    set c"cuCtxSetFlags" (c_uint);
+}
+
 functions! { Sharing
     retain c"cuMemRetainAllocationHandle" (*mut u64, u64);
     release c"cuMemRelease" (u64);
@@ -122,6 +128,8 @@ pub(crate) struct Cuda {
     pub(super) sharing: Option<Sharing>,
     /// Since CUDA 12.0.
     identity: Option<Identity>,
+    /// Since CUDA 12.1.
+    flags: Option<Flags>,
 }
 
 static CUDA: OnceLock<Option<Cuda>> = OnceLock::new();
@@ -175,7 +183,8 @@ impl Cuda {
     pub(crate) fn open() -> Option<&'static Self> {
         let of = |library: Library| {
             let (sharing, identity) = (Sharing::of(&library), Identity::of(&library));
-            Functions::of(&library).map(|functions| Self { functions, sharing, identity })
+            let flags = Flags::of(&library);
+            Functions::of(&library).map(|functions| Self { functions, sharing, identity, flags })
         };
         CUDA.get_or_init(|| of(Library::open(c"libcuda.so.1")?)).as_ref()
     }
@@ -314,15 +323,28 @@ impl Cuda {
         all.find(|context| *context != 0).or_else(|| Some(self.current()).filter(exists))
     }
 
-    /// Sets SYNC_MEMOPS on an allocation. A driver that does not know this for such memory leaves it.
+    /// Sets SYNC_MEMOPS on an allocation. Memory of cuMemCreate and of pools does not take it, and has it set for its whole
+    /// context: not at once for all contexts, because that call may wait for kernels. Older drivers leave such memory.
     pub(crate) fn synchronize(&self, of: &Allocation) {
         let one: c_uint = 1;
         let _ = self.within(self.context_of(of), || {
             // SAFETY: the value of that attribute is a local of 4 bytes.
-            done(unsafe {
+            let set = done(unsafe {
                 (self.functions.set_attribute)((&raw const one).cast(), SYNC_MEMOPS, of.start)
-            })
+            });
+            if set.is_ok() { set } else { self.synchronize_context() }
         });
+    }
+
+    /// The same for the current context.
+    fn synchronize_context(&self) -> Result<(), Failure> {
+        let (Some(known), mut flags) = (self.flags, 0) else { return Ok(()) };
+        // SAFETY: a local; the other flags stay as they are.
+        unsafe {
+            done((known.get)(&mut flags))?;
+            let all = flags | SYNC_MEMOPS_OF_ALL;
+            if flags == all { Ok(()) } else { done((known.set)(all)) }
+        }
     }
 
     /// Calls `then` with the context current, whatever thread this is, and leaves the thread as it was. An application
