@@ -134,8 +134,11 @@ pub(crate) fn site_of(addr: usize, len: usize) -> Result<Option<Site>, Errno> {
 /// What is done with memory of which the driver tells nothing, because it has failed: the kernel knows what the processor may
 /// touch. Errors: EIO.
 fn unknown(addr: usize, Failure(result): Failure) -> Result<Option<Site>, Errno> {
+    if process::may_read(addr) {
+        return Ok(None);
+    }
     log::limited!(cause: result, "CUDA answers {result} to the question what memory is a device's");
-    if process::may_read(addr) { Ok(None) } else { Err(Errno(libc::EIO)) }
+    Err(Errno(libc::EIO))
 }
 
 /// The site of a context that has not ended, by its handle. Where another context had the handle, all of that one has ended

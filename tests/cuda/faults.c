@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
 /*
- * faults [BYTES [threads|busy|reset|created]]: two processes, or threads of one, exchange messages between all kinds of memory while calls of the driver fail (FAKE_CUDA_FAIL). Every
+ * faults [BYTES [threads|busy|reset|created|forked]]: two processes, or threads of one, exchange messages between all kinds of memory while calls of the driver fail (FAKE_CUDA_FAIL). Every
  * operation ends, and the bytes of those that succeed are right. Prints how many ended with an error. The longest messages have
  * so many bytes, at most 3000000. It is linked with the double's libcuda.so.1.
  *
  * reset: the device is reset between two rounds, with all that was made on it, as by cudaDeviceReset.
  *
  * created: no primary context is active, and the device memory is of the default pool, which is of no context.
+ *
+ * forked: children of two processes, which CUDA serves no more, send the memory that their parents have: each send fails.
  *
  * busy: a stream of the application, which its default stream waits for, does not come to its end before all messages have.
  */
@@ -16,6 +18,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 typedef uint64_t ptr;
 extern int cuInit(unsigned), cuDevicePrimaryCtxReset_v2(int), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
@@ -186,6 +190,43 @@ static void all_kinds(struct side *side)
 	printf("  %d operations ended with an error\n", errors);
 }
 
+/* A send of the parent's device memory fails, and one of the host's does not. */
+static void send_of_parents(struct side *side, const struct setup *setup, void *device)
+{
+	static struct fi_context2 contexts[2];
+	static uint8_t bytes[100];
+
+	side_begin(side, setup);
+	SAME(fi_tsend(side->ep, device, sizeof bytes, NULL, side->peer, 1, &contexts[0]), -FI_EIO);
+	POST(side, fi_trecv(side->ep, bytes, sizeof bytes, NULL, side->peer, 2, 0, &contexts[0]));
+	POST(side, fi_tsend(side->ep, bytes, sizeof bytes, NULL, side->peer, 2, &contexts[1]));
+	completion(side->rx);
+	completion(side->tx);
+	side_end(side);
+}
+
+static void forked(struct side *side)
+{
+	struct setup setup = { .caps = FI_MSG | FI_TAGGED | FI_HMEM };
+	struct memory device[2] = {{0}};
+	int status = -1;
+	pid_t child;
+
+	SAME(cuInit(0), 0);
+	allocate(device);
+	/* The provider has looked for the driver before the fork. */
+	fi_freeinfo(choose(&setup));
+	child = fork();
+	CHECK(child >= 0);
+	if (!child) {
+		send_of_parents(side, &setup, (void *)device[0].device);
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child);
+	SAME(status, 0);
+	SAME(cuMemFree_v2(device[0].device) || cuMemFree_v2(device[1].device), 0);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc > 1)
@@ -194,5 +235,7 @@ int main(int argc, char **argv)
 	is_busy = argc > 2 && !strcmp(argv[2], "busy");
 	resets = argc > 2 && !strcmp(argv[2], "reset");
 	creates = argc > 2 && !strcmp(argv[2], "created");
+	if (argc > 2 && !strcmp(argv[2], "forked"))
+		return run_story(forked, false, 50) ? 0 : 1;
 	return run_story(all_kinds, argc > 2 && !strcmp(argv[2], "threads"), 50) ? 0 : 1;
 }

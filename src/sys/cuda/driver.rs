@@ -5,6 +5,7 @@
 //! Not run on a GPU; on a double only (`crates/fake-cuda`).
 
 use crate::sys::dl::Library;
+use crate::sys::process::Home;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::mem::transmute;
 use std::sync::OnceLock;
@@ -15,7 +16,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub(crate) struct Failure(pub(crate) i32);
 
 const NOT_INITIALIZED: i32 = 3;
-const DEINITIALIZED: i32 = 4;
 const INVALID_DEVICE: i32 = 101;
 const NOT_READY: i32 = 600;
 /// CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, and CU_CTX_SYNC_MEMOPS.
@@ -130,6 +130,7 @@ pub(crate) struct Cuda {
     identity: Option<Identity>,
     /// Since CUDA 12.1.
     flags: Option<Flags>,
+    home: Home,
 }
 
 static CUDA: OnceLock<Option<Cuda>> = OnceLock::new();
@@ -183,8 +184,9 @@ impl Cuda {
     pub(crate) fn open() -> Option<&'static Self> {
         let of = |library: Library| {
             let (sharing, identity) = (Sharing::of(&library), Identity::of(&library));
-            let flags = Flags::of(&library);
-            Functions::of(&library).map(|functions| Self { functions, sharing, identity, flags })
+            let (flags, home) = (Flags::of(&library), Home::here());
+            let functions = Functions::of(&library)?;
+            Some(Self { functions, sharing, identity, flags, home })
         };
         CUDA.get_or_init(|| of(Library::open(c"libcuda.so.1")?)).as_ref()
     }
@@ -196,7 +198,7 @@ impl Cuda {
     }
 
     /// The allocation of device memory that has the address. `None`: the processor may touch that memory, or nobody has
-    /// initialised CUDA in this process.
+    /// initialised CUDA in this process. A forked child may have memory of its parent's, of which its driver tells nothing.
     pub(crate) fn find(&self, addr: u64) -> Result<Option<Allocation>, Failure> {
         let mut found = Allocation { context: 0, ordinal: -1, id: 0, start: 0, len: 0 };
         let (mut kind, mut managed): (c_uint, c_uint) = (0, 0);
@@ -218,7 +220,7 @@ impl Cuda {
             (self.functions.attributes)(count, which.as_mut_ptr(), places.as_mut_ptr(), addr)
         };
         match result {
-            NOT_INITIALIZED | DEINITIALIZED => return Ok(None),
+            NOT_INITIALIZED if self.home.is_here() => return Ok(None),
             _ => done(result)?,
         }
         if kind != DEVICE || managed != 0 {
