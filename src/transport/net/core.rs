@@ -27,6 +27,25 @@ pub(super) enum Event {
     Departure(PeerId, Departure),
 }
 
+impl Event {
+    fn peer(&self) -> PeerId {
+        let (Self::Connected(peer, _)
+        | Self::Message { peer, .. }
+        | Self::Acknowledged(peer, _)
+        | Self::Departure(peer, _)) = self;
+        *peer
+    }
+
+    /// What it counts in the inbox.
+    #[inline]
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Message { payload, .. } => payload.len() + EVENT_COST,
+            Self::Connected(..) | Self::Acknowledged(..) | Self::Departure(..) => 0,
+        }
+    }
+}
+
 /// The shared part of an endpoint's network transport.
 #[derive(Debug)]
 pub(super) struct Core {
@@ -160,12 +179,9 @@ impl Core {
     #[inline]
     pub(super) fn take_event(&mut self) -> Option<Event> {
         let event = self.inbox.pop_front()?;
-        match &event {
-            Event::Message { payload, .. } => {
-                self.inbox_bytes = self.inbox_bytes.saturating_sub(payload.len() + EVENT_COST);
-            }
-            Event::Departure(..) => drop(self.departing.pop_front()),
-            Event::Connected(..) | Event::Acknowledged(..) => {}
+        self.inbox_bytes = self.inbox_bytes.saturating_sub(event.bytes());
+        if matches!(event, Event::Departure(..)) {
+            self.departing.pop_front();
         }
         Some(event)
     }
@@ -175,6 +191,34 @@ impl Core {
     #[inline]
     pub(super) fn is_departing(&self, peer: PeerId) -> bool {
         !self.departing.is_empty() && self.departing.contains(&peer)
+    }
+
+    /// `peer` has departed by another transport: its connection ends, unless it has ended already, and this is its next
+    /// one. Returns the events of the one that has ended.
+    #[cold]
+    pub(super) fn part(&mut self, peer: PeerId, now: u64) -> Vec<Event> {
+        self.turn_in_background(now);
+        let (mut taken, mut kept) = (Vec::new(), VecDeque::new());
+        let mut ended = false;
+        for _ in 0..self.inbox.len() {
+            let Some(event) = self.take_event() else { break };
+            if event.peer() != peer || ended {
+                self.inbox_bytes += event.bytes();
+                kept.push_back(event);
+            } else {
+                ended = matches!(event, Event::Departure(..));
+                taken.push(event);
+            }
+        }
+        let departures = kept.iter().filter(|event| matches!(event, Event::Departure(..)));
+        self.departing = departures.map(Event::peer).collect();
+        self.inbox = kept;
+        if !ended {
+            let Self { peers, neighbours, inbox, inbox_bytes: bytes, departing, machine, .. } =
+                self;
+            machine.part(peer, &mut Keep { peers, neighbours, inbox, bytes, departing });
+        }
+        taken
     }
 
     /// When a turn has something to do even if nothing arrives.

@@ -1182,6 +1182,26 @@ impl Transport for Net {
         if device { "" } else { "no RDMA device is in use" }
     }
 
+    fn drain(&mut self, peer: PeerId, handler: &mut impl Handler) {
+        let Self { core, numbers, streams, bulk, .. } = self;
+        let Some(inner) = numbers.inner(peer) else { return };
+        let Some(mut core) = core.enter() else { return };
+        let now = clock::now_ns();
+        for event in core.part(inner, now) {
+            let Event::Message { header, header_len, payload, .. } = event else { continue };
+            let header = header.get(..usize::from(header_len)).unwrap_or(&[]);
+            if Way::byte_of(header).is_none() {
+                handler.on_message(peer, header, &payload);
+            }
+        }
+        if let Some(streams) = streams {
+            streams.forget(inner);
+        }
+        if let Some(bulk) = bulk {
+            bulk.forget(inner, now, &mut Above { numbers, handler });
+        }
+    }
+
     fn unacknowledged(&self) -> usize {
         self.core.enter().map_or(0, |core| core.machine.unacknowledged())
     }

@@ -446,6 +446,14 @@ impl Reliable {
         }
     }
 
+    /// `peer` has departed by another transport: its connection ends, and the layer above is not told again.
+    #[cold]
+    pub(crate) fn part(&mut self, peer: PeerId, sink: &mut impl Sink) {
+        if let Some(place) = self.table.place_of(peer) {
+            self.remove(place, End::Silent, sink);
+        }
+    }
+
     /// Ends a connection, and reports that if the layer above knows of it.
     fn remove(&mut self, place: u32, end: End, sink: &mut impl Sink) {
         let Some(c) = self.table.remove(place) else { return };

@@ -131,3 +131,74 @@ fn all_lanes_to_a_peer_end_when_it_departs() {
     assert_eq!((losses.0, losses.1), (vec![], vec![Departure::Closed]));
     assert_eq!((order(&a, to, false), a.lanes.second.as_ref().unwrap().met()), (vec![], &[][..]));
 }
+
+/// Where the payload of a stream goes.
+struct Place {
+    buffer: OwnedBuffer,
+    begun: bool,
+    done: bool,
+    departures: Vec<Departure>,
+}
+
+impl Handler for Place {
+    fn on_peer(&mut self, _: PeerId, _: &Address) {}
+    fn on_message(&mut self, _: PeerId, _: &[u8], _: &[u8]) {}
+    fn place(&mut self, _: PeerId, _: &[u8], _: usize) -> Option<SegmentList> {
+        self.begun = true;
+        Some(self.buffer.segments())
+    }
+    fn on_placed(&mut self, _: PeerId, _: &[u8], _: usize) {
+        (self.begun, self.done) = (false, true);
+    }
+    fn on_departure(&mut self, _: PeerId, departure: Departure) {
+        self.departures.push(departure);
+    }
+    fn is_owed(&self, _: PeerId) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_peer_that_has_departed_by_shared_memory_writes_nothing_by_stream() {
+    const LEN: usize = 512 * 1024;
+    let [mut a, mut b] = [(); 2].map(|()| with_key(true, 0, Source::Nothing));
+    b.lanes.shm.as_mut().unwrap().refuse_all(true);
+    let (to, me) = (a.connect(&b.address()).unwrap(), a.me);
+    let mut from = None;
+    let buffer = OwnedBuffer::zeroed(LEN);
+    let mut place = Place { buffer, begun: false, done: false, departures: Vec::new() };
+    let (mut ear, begun) = (Losses::default(), clock::now_ns());
+    let is_late = || clock::now_ns() - begun > 60_000_000_000;
+    while !(from.is_some() && a.route(to) == Route::By(Lane::net) && a.has_stream(to)) {
+        let sent = a.send(to, Mode::Short, b"header", 0, |_, _| ());
+        assert!(matches!(sent, Ok(()) | Err(SendError::Again)), "{sent:?}");
+        // It goes on by shared memory.
+        let peer = b.connect(&me).ok();
+        let sent = peer.map(|peer| b.send(peer, Mode::Short, b"header", 0, |_, _| ()));
+        from = peer.filter(|peer| sent == Some(Ok(())) && b.way(*peer) == Shm::NAME);
+        a.poll(&mut ear);
+        b.poll(&mut place);
+        assert!(!is_late(), "{} {sent:?} {:?}", a.way(to), peer.map(|peer| b.way(peer)));
+    }
+    let bytes = OwnedBuffer::from(vec![7; LEN]);
+    while !place.begun {
+        let _ = a.send_by_stream(to, b"frame", &bytes.segments());
+        a.poll(&mut ear);
+        b.poll(&mut place);
+        assert!(!is_late());
+    }
+    assert!(place.departures.is_empty());
+    a.lanes.shm = None;
+    while place.departures.is_empty() {
+        b.poll(&mut place);
+        assert!(!is_late());
+    }
+    place.buffer = OwnedBuffer::zeroed(LEN);
+    (place.begun, place.done) = (false, false);
+    for _ in 0..20_000 {
+        a.poll(&mut ear);
+        b.poll(&mut place);
+    }
+    assert!(!place.begun && !place.done, "its stream has ended");
+    assert_eq!(place.departures.len(), 1);
+}
