@@ -9,6 +9,8 @@ use crate::transport::{
 };
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// A bulk path that never works.
@@ -17,13 +19,17 @@ pub(crate) struct NoWay {
     bell: Doorbell,
     takes_ms: u64,
     ready: bool,
+    /// It loses this peer in each poll.
+    loses: Option<PeerId>,
+    /// How often it had to leave a peer.
+    left: Arc<AtomicUsize>,
     controls: VecDeque<(PeerId, Control)>,
 }
 
 impl NoWay {
     fn new() -> Self {
         let (bell, controls) = (Doorbell::new().unwrap(), VecDeque::new());
-        Self { bell, takes_ms: 0, ready: false, controls }
+        Self { bell, takes_ms: 0, ready: false, loses: None, left: Arc::default(), controls }
     }
 
     /// Accesses take this long, milliseconds.
@@ -34,6 +40,13 @@ impl NoWay {
     /// It has these messages to send.
     pub(crate) fn saying(controls: impl IntoIterator<Item = (PeerId, Control)>) -> Box<dyn Bulk> {
         Box::new(Self { controls: controls.into_iter().collect(), ..Self::new() })
+    }
+
+    /// It loses a peer in each poll, if one is named. Also: how often it had to leave a peer.
+    pub(crate) fn losing(loses: Option<PeerId>) -> (Box<dyn Bulk>, Arc<AtomicUsize>) {
+        let double = Self { loses, ..Self::new() };
+        let left = double.left.clone();
+        (Box::new(double), left)
     }
 
     /// Says that it is ready, although it is not.
@@ -71,15 +84,17 @@ impl Bulk for NoWay {
     fn is_ready(&self, _: PeerId) -> bool {
         self.ready
     }
-    fn leave(&mut self, _: PeerId, _: u64, _: &mut dyn BulkSink) {}
+    fn leave(&mut self, _: PeerId, _: u64, _: &mut dyn BulkSink) {
+        self.left.fetch_add(1, Ordering::Relaxed);
+    }
     fn next_control(&mut self) -> Option<(PeerId, Control)> {
         self.controls.pop_front()
     }
     fn has_work(&self) -> bool {
         !self.controls.is_empty()
     }
-    fn poll(&mut self, _: u64, _: &mut dyn BulkSink) -> usize {
-        0
+    fn poll(&mut self, _: u64, sink: &mut dyn BulkSink) -> usize {
+        self.loses.iter().map(|peer| sink.on_lost(*peer)).count()
     }
     fn renew(&mut self, _: u64, _: &mut dyn BulkSink) {}
     fn forget(&mut self, _: PeerId, _: u64, _: &mut dyn BulkSink) {}

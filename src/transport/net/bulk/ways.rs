@@ -20,6 +20,11 @@ const REFUSALS_MAX: usize = 4096;
 /// One of the bulk paths, if it exists.
 type Path = Option<Box<dyn Bulk>>;
 
+/// The numbers of the first two paths; those of the rails come behind them.
+const RV: usize = 0;
+const RC: usize = 1;
+const RAILS: usize = 2;
+
 /// All bulk paths of an endpoint.
 #[derive(Debug)]
 pub(crate) struct Ways {
@@ -35,9 +40,9 @@ pub(crate) struct Ways {
 }
 
 /// Sink of one of the paths. A layer that is told that remote buffers of a peer are lost takes back all of that peer's:
-/// so those on the other path end first.
+/// so those on the other paths end first.
 struct Guard<'a> {
-    other: &'a mut Path,
+    others: [&'a mut [Box<dyn Bulk>]; 4],
     now: u64,
     sink: &'a mut dyn BulkSink,
 }
@@ -52,7 +57,7 @@ impl BulkSink for Guard<'_> {
     }
 
     fn on_lost(&mut self, peer: PeerId) {
-        if let Some(other) = self.other {
+        for other in self.others.iter_mut().flat_map(|paths| paths.iter_mut()) {
             other.leave(peer, self.now, self.sink);
         }
         self.sink.on_lost(peer);
@@ -83,6 +88,27 @@ impl Ways {
 
     fn all_mut(&mut self) -> impl Iterator<Item = &mut Box<dyn Bulk>> {
         self.rv.iter_mut().chain(&mut self.rc).chain(&mut self.rails)
+    }
+
+    /// The path of this number, with a sink for it.
+    fn guarded<'a>(
+        &'a mut self,
+        number: usize,
+        now: u64,
+        sink: &'a mut dyn BulkSink,
+    ) -> Option<(&'a mut Box<dyn Bulk>, Guard<'a>)> {
+        let (rv, rc) = (self.rv.as_mut_slice(), self.rc.as_mut_slice());
+        let rails = self.rails.as_mut_slice();
+        let (way, others) = match number {
+            RV => (rv.first_mut()?, [rc, rails, &mut [], &mut []]),
+            RC => (rc.first_mut()?, [rv, rails, &mut [], &mut []]),
+            rail => {
+                let (before, from) = rails.split_at_mut_checked(rail - RAILS)?;
+                let (way, behind) = from.split_first_mut()?;
+                (way, [rv, rc, before, behind])
+            }
+        };
+        Some((way, Guard { others, now, sink }))
     }
 
     /// RC queue pairs at the port where `peer` is reached.
@@ -162,20 +188,19 @@ impl Bulk for Ways {
     }
 
     fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink) {
-        let Self { rv, rc, rails, at, controls, .. } = self;
-        let by_rail = at.get(&peer).copied();
-        let (way, other) = match (Way::byte_of(message), by_rail) {
-            (Some(byte), _) if byte == Way::Rv as u8 => (rv.as_mut(), rc),
-            (Some(byte), Some(rail)) if byte == Way::Rc as u8 => (rails.get_mut(rail - 1), rv),
-            (Some(byte), None) if byte == Way::Rc as u8 => (rc.as_mut(), rv),
-            _ => (None, rc),
+        let number = match Way::byte_of(message) {
+            Some(byte) if byte == Way::Rv as u8 => Some(RV),
+            Some(byte) if byte == Way::Rc as u8 => {
+                Some(RC + self.at.get(&peer).copied().unwrap_or(0))
+            }
+            _ => None,
         };
-        if let Some(way) = way {
-            return way.on_control(peer, message, now, &mut Guard { other, now, sink });
+        if let Some((way, mut guard)) = number.and_then(|number| self.guarded(number, now, sink)) {
+            return way.on_control(peer, message, now, &mut guard);
         }
         let refusal = Message::refuse_unknown(message);
-        if let Some(refusal) = refusal.filter(|_| controls.len() < REFUSALS_MAX) {
-            controls.push_back((peer, refusal));
+        if let Some(refusal) = refusal.filter(|_| self.controls.len() < REFUSALS_MAX) {
+            self.controls.push_back((peer, refusal));
         }
     }
 
@@ -201,10 +226,13 @@ impl Bulk for Ways {
             return;
         }
         // Keys and messages of the connection there would be taken for those of one here.
-        if let Some(old) = self.rc_of(peer).filter(|old| old.is_ready(peer)) {
-            old.leave(peer, now, sink);
-            self.rv.iter_mut().for_each(|rv| rv.leave(peer, now, sink));
-            sink.on_lost(peer);
+        if let Some(old) = self.rc_of(peer) {
+            let had_keys = old.is_ready(peer);
+            old.leave(peer, now, sink); // it may also be on the way
+            if had_keys {
+                self.rv.iter_mut().for_each(|rv| rv.leave(peer, now, sink));
+                sink.on_lost(peer);
+            }
         }
         match rail {
             0 => self.at.remove(&peer),
@@ -227,24 +255,20 @@ impl Bulk for Ways {
     }
 
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize {
-        let Self { rv, rc, rails, .. } = self;
         let mut n = 0;
-        if let Some(rv) = rv {
-            n += rv.poll(now, &mut Guard { other: rc, now, sink });
-        }
-        for rc in rc.iter_mut().chain(rails) {
-            n += rc.poll(now, &mut Guard { other: rv, now, sink });
+        for number in 0..RAILS + self.rails.len() {
+            if let Some((way, mut guard)) = self.guarded(number, now, sink) {
+                n += way.poll(now, &mut guard);
+            }
         }
         n
     }
 
     fn renew(&mut self, now: u64, sink: &mut dyn BulkSink) {
-        let Self { rv, rc, rails, .. } = self;
-        if let Some(rv) = rv {
-            rv.renew(now, &mut Guard { other: rc, now, sink });
-        }
-        for rc in rc.iter_mut().chain(rails) {
-            rc.renew(now, &mut Guard { other: rv, now, sink });
+        for number in 0..RAILS + self.rails.len() {
+            if let Some((way, mut guard)) = self.guarded(number, now, sink) {
+                way.renew(now, &mut guard);
+            }
         }
     }
 
@@ -271,5 +295,65 @@ impl Bulk for Ways {
     fn registrations(&self) -> Option<String> {
         let all: Vec<String> = self.all().filter_map(|way| way.registrations()).collect();
         (!all.is_empty()).then(|| all.join("; "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::no_way::NoWay;
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    const PEER: PeerId = PeerId(3);
+
+    /// How often a peer was lost.
+    #[derive(Default)]
+    struct Losses(usize);
+
+    impl BulkSink for Losses {
+        fn on_notify(&mut self, _: PeerId, _: u64) {}
+        fn on_done(&mut self, _: PeerId, _: u64) {}
+        fn on_lost(&mut self, _: PeerId) {
+            self.0 += 1;
+        }
+        fn on_key_void(&mut self, _: PeerId, _: &RemoteKey) {}
+    }
+
+    /// The rv module, RC, and RC at two more ports, of which path number `loser` loses the peer in each poll; and how
+    /// often each had to leave the peer.
+    fn ways(loser: Option<usize>, losses: &mut Losses) -> (Box<dyn Bulk>, Vec<Arc<AtomicUsize>>) {
+        let path = |number| NoWay::losing((loser == Some(number)).then_some(PEER));
+        let (paths, left): (Vec<_>, Vec<_>) = (0..4).map(path).unzip();
+        let mut paths = paths.into_iter();
+        let mut ways = Ways::of(paths.next(), paths.next()).unwrap().unwrap();
+        ways.on_rail(PEER, 2, &mut |_| paths.next(), (7, losses));
+        (ways, left)
+    }
+
+    fn counts(left: &[Arc<AtomicUsize>]) -> Vec<usize> {
+        left.iter().map(|left| left.swap(0, Ordering::Relaxed)).collect()
+    }
+
+    #[test]
+    fn the_paths_beside_one_that_is_lost_end_with_it() {
+        for loser in 0..4 {
+            let mut losses = Losses::default();
+            let (mut ways, left) = ways(Some(loser), &mut losses);
+            counts(&left);
+            assert_eq!((ways.poll(8, &mut losses), losses.0), (1, 1));
+            let others: Vec<_> = (0..4).map(|path| usize::from(path != loser)).collect();
+            assert_eq!(counts(&left), others);
+        }
+    }
+
+    #[test]
+    fn a_connection_that_is_on_the_way_ends_with_a_change_of_the_port() {
+        let mut losses = Losses::default();
+        let (mut ways, left) = ways(None, &mut losses);
+        assert_eq!(counts(&left), [0, 1, 0, 0]);
+        ways.on_rail(PEER, 1, &mut |_| None, (8, &mut losses));
+        ways.on_rail(PEER, 1, &mut |_| None, (9, &mut losses));
+        assert_eq!((counts(&left), losses.0), (vec![0, 0, 0, 1], 0), "there were no keys");
     }
 }
