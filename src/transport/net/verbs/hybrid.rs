@@ -19,6 +19,7 @@ use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::JobKey;
+use crate::transport::net::agreement::pause::Failures;
 use crate::transport::net::bulk::Bulk;
 use crate::transport::net::link::{Condition, Link, LinkSink};
 use crate::transport::net::reliable::packet::{HEADER_ONLY, MAGIC};
@@ -163,6 +164,8 @@ pub(crate) struct Rdma {
     /// The next port, for peers that do not answer at this one, and whether that was opened or there is none.
     pub(super) next: Option<Box<Self>>,
     pub(super) alone: bool,
+    /// Attempts to open it.
+    pub(super) opening: Failures,
     /// Peers that have had time to change ports themselves.
     pub(super) yielded: HashSet<Address>,
     /// Where there are several ports: peers that are reached at this one now, for the bulk path.
@@ -519,6 +522,7 @@ impl Rdma {
             given_up: HashMap::new(),
             next: None,
             alone: false,
+            opening: Failures::default(),
             yielded: HashSet::new(),
             found: Vec::new(),
             rail: 0,

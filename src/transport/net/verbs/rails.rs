@@ -11,6 +11,7 @@ use super::introduction::Place;
 use super::spot::Spot;
 use super::{candidates, reopen};
 use crate::transport::Address;
+use crate::transport::net::agreement::pause::PAUSE_NS;
 
 impl Rdma {
     /// Lets `peer` be tried at the next port: it is at `there`, and does not answer here. False: there is no other port.
@@ -20,8 +21,9 @@ impl Rdma {
             self.silence.expect(peer, now);
             return true;
         }
-        if self.next.is_none() && !std::mem::replace(&mut self.alone, true) {
+        if self.next.is_none() && !self.alone && !self.opening.pause(now) {
             self.next = self.open_next();
+            self.opening.again(now, PAUSE_NS); // it may come up later
         }
         let Some(next) = &mut self.next else { return false };
         if next.ways.open(peer).is_none() {
@@ -33,8 +35,8 @@ impl Rdma {
 
     /// A port that is not this one, nor one that is used before it.
     fn open_next(&mut self) -> Option<Box<Self>> {
-        let own = &self.own;
         let at = self.at()?;
+        let own = &self.own;
         let is_this = |nic: &NicName| {
             nic.device == at.device.name() && nic.port.is_none_or(|port| port == at.port.number)
         };
@@ -49,16 +51,22 @@ impl Rdma {
         };
         let nics: Vec<_> = all.filter(|nic| allowed(nic) && !is_this(nic)).collect();
         if nics.is_empty() {
+            self.alone = true;
             return None;
         }
         let settings = RdmaSettings { nics, ..own.settings.clone() };
         let made = reopen(&settings, &own.me, own.spread, &own.key).ok()?;
         made.link.as_ref()?;
-        let mut next =
-            Self::new(made, Spot::default(), settings, own.spread, own.key, own.me).ok()?;
-        next.rail = self.rail + 1;
+        let next = Self::new(made, Spot::default(), settings, own.spread, own.key, own.me).ok()?;
         self.port.watch.add(next.port.watch.fd(), 0).ok()?;
-        Some(Box::new(next))
+        Some(self.behind(next))
+    }
+
+    /// `next` as the port behind this one. That it was opened is no move of any port in use.
+    fn behind(&self, mut next: Self) -> Box<Self> {
+        next.rail = self.rail + 1;
+        next.port.moves = 0;
+        Box::new(next)
     }
 
     /// From now on `peer`, which is at `there`, is told of this port, and challenged from here.
@@ -95,6 +103,27 @@ mod tests {
             assert_eq!(tried, [waits, false, false], "there is no other port");
             assert_eq!(rdma.silence.due_at().is_some(), waits, "its time begins anew");
         }
+    }
+
+    #[test]
+    fn a_further_port_that_does_not_open_is_tried_again() {
+        let (mut rdma, peer) = (Rdma::connecting(), Address::from_text("[::1]:1").unwrap());
+        let there = rdma.place;
+        let mut tries = |now| {
+            assert!(!rdma.hand_on(&peer, there, now));
+            (rdma.alone, rdma.opening.count)
+        };
+        assert_eq!(tries(7), (false, 1), "its own port is down: the others are not known");
+        assert_eq!(tries(8), (false, 1), "not at once");
+        assert_eq!(tries(7 + PAUSE_NS), (false, 2));
+    }
+
+    #[test]
+    fn a_port_that_is_opened_moves_no_other() {
+        let (rdma, mut next) = (Rdma::connecting(), Rdma::connecting());
+        next.settle(None);
+        let next = rdma.behind(next);
+        assert_eq!((next.port.moves, next.rail), (0, 1), "a move would end all connections");
     }
 
     #[test]
