@@ -251,6 +251,11 @@ impl Rdma {
         }
         if place.is_gone() {
             self.silence.forget(address);
+            if let Some(next) = &mut self.next {
+                if next.ways.position(address).is_some() {
+                    next.on_news(news);
+                }
+            }
             if self.ways.lose(address, *place, process::random_u64()) {
                 log::info(format_args!("{address} has no queue pair now: data goes over UDP"));
             }
@@ -278,6 +283,18 @@ mod tests {
             assert_eq!(rdma.connects(&peer), !gone, "{there:?}");
             assert_eq!(rdma.ways.place(&peer), Some(there));
         }
+    }
+
+    #[test]
+    fn a_peer_whose_device_is_gone_is_gone_at_all_ports() {
+        let (mut rdma, peer) = (Rdma::connecting(), Address::from_text("10.0.0.1:1").unwrap());
+        let place = Place { number: 5, ..rdma.place };
+        rdma.next = Some(Box::new(Rdma::connecting()));
+        rdma.learn(&peer, place);
+        rdma.next.as_mut().unwrap().learn(&peer, place);
+        let news = Call { kind: CallKind::News, nonce: 1, address: peer, place: place.gone() };
+        rdma.on_news(&news);
+        assert_eq!(rdma.next.unwrap().ways.place(&peer), Some(place.gone()));
     }
 
     #[test]
