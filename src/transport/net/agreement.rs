@@ -256,7 +256,7 @@ pub(crate) trait Side {
             None if agreement.failures.get(&peer).is_some_and(|failures| failures.pause(now)) => {
                 return Prepared::No;
             }
-            Some(_) => drop(self.end(peer)),
+            Some(_) => drop(self.retire(peer)),
             None => {}
         }
         self.ask(peer, now)

@@ -193,6 +193,19 @@ fn a_failure_ends_no_later_connection() {
 }
 
 #[test]
+fn who_gives_up_a_request_says_so_even_without_room_for_another() {
+    let mut pair = Pair::new(5, 9);
+    pair.contact(0);
+    pair.deliver(1);
+    pair.to[0].clear(); // READY is lost
+    pair.now += PAUSE_MAX_NS + PATIENCE_NS;
+    pair.sides[0].full = true;
+    assert_eq!(pair.contact(0), Prepared::No);
+    pair.settle();
+    assert!(pair.is_idle(0) && pair.is_idle(1), "no end is left without its peer");
+}
+
+#[test]
 fn of_two_requests_the_smaller_number_stands() {
     for (numbers, order) in [((5, 9), [0, 1]), ((9, 5), [0, 1]), ((5, 9), [1, 0]), ((9, 5), [1, 0])]
     {
