@@ -2,7 +2,7 @@
 
 use super::member::Member;
 use super::sink::StreamSink;
-use super::wire::{HEADER_LEN, HEADER_TAG_AT, Header};
+use super::wire::{HEADER_LEN, HEADER_TAG_AT, Header, KEPT};
 use crate::memory::SegmentList;
 use crate::sys::Errno;
 use crate::sys::tcp::Received;
@@ -173,5 +173,15 @@ impl Incoming {
                 sink.on_message(self.peer, header.message(), payload);
             }
         }
+        // Each of many streams would keep the size of its longest frame.
+        if self.bounce.capacity() > KEPT {
+            self.bounce = Vec::new();
+        }
+    }
+
+    /// Bytes of memory that it has beside its frames' destinations.
+    #[cfg(test)]
+    pub(super) fn kept(&self) -> usize {
+        self.bounce.capacity()
     }
 }

@@ -1,7 +1,7 @@
 //! The writing end of a stream.
 
 use super::member::Member;
-use super::wire::{Greeting, HEADER_TAG_AT, Header};
+use super::wire::{Greeting, HEADER_TAG_AT, Header, KEPT};
 use crate::memory::SegmentList;
 use crate::sys::Errno;
 use crate::sys::tcp;
@@ -62,6 +62,7 @@ impl Outgoing {
             return Ok(false);
         }
         self.rest.clear();
+        self.rest.shrink_to(KEPT);
         self.at = 0;
         self.greeted = true;
         Ok(true)
@@ -109,6 +110,12 @@ impl Outgoing {
         self.rest.resize(start + payload.len() - from, 0);
         payload.copy_out(from, self.rest.get_mut(start..).unwrap_or_default());
         Ok(())
+    }
+
+    /// Bytes of memory that it has for what the kernel did not take.
+    #[cfg(test)]
+    pub(super) fn kept(&self) -> usize {
+        self.rest.capacity()
     }
 
     /// Nothing of it is in flight.

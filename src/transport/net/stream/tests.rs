@@ -2,7 +2,7 @@
 
 use super::super::udp::UdpLink;
 use super::super::{Net, NetSettings};
-use super::wire::{GREETING_TAG_AT, Greeting, HEADER_TAG_AT, Header};
+use super::wire::{GREETING_TAG_AT, Greeting, HEADER_TAG_AT, Header, KEPT};
 use super::*;
 use crate::memory::OwnedBuffer;
 use crate::sys::reserve::tests::without_memory;
@@ -203,6 +203,31 @@ fn payload_goes_to_its_place_in_order_with_messages() {
     }
     let (a, b) = (a.streams().counts(), b.streams().counts());
     assert_eq!((a.made, b.taken, a.frames_sent, b.frames_received), (1, 1, 22, 22));
+}
+
+#[test]
+fn a_stream_does_not_keep_the_room_of_its_longest_frame() {
+    let (mut a, mut b, to_b) = pair();
+    let mut sent = 0;
+    while a.frame(to_b, 1, &pattern(PAYLOAD_MAX)) {
+        sent += 1;
+    }
+    let kept = |end: &mut End| -> usize {
+        let streams = end.streams();
+        let incoming = streams.incoming.iter().flatten().map(Incoming::kept);
+        incoming.chain(streams.outgoing.values().map(Outgoing::kept)).sum()
+    };
+    assert!(kept(&mut a) > 0, "the kernel did not take all");
+    assert!(within(20, || {
+        a.poll();
+        b.poll();
+        b.got.events.len() == sent
+    }));
+    assert!(within(20, || {
+        a.poll();
+        kept(&mut a) <= KEPT
+    }));
+    assert!(kept(&mut b) <= KEPT, "{}", kept(&mut b));
 }
 
 #[test]

@@ -15,6 +15,8 @@ pub(super) const HEADER_LEN: usize = 64;
 pub(super) const HEADER_TAG_AT: usize = 56;
 /// Longest message header in a frame, bytes.
 pub(super) const MESSAGE_HEADER_MAX: usize = 32;
+/// Bytes of its longest frame that a stream keeps room for once the frame is gone.
+pub(super) const KEPT: usize = 64 * 1024;
 /// Longest payload of a frame, bytes.
 pub(crate) const PAYLOAD_MAX: usize = 512 * 1024;
 
