@@ -102,6 +102,21 @@ await_port() {
     done
 }
 
+# both_end PID PID: waits for two processes that talk to each other. Where one fails, the other has 5 s to end too: it may
+# wait for messages that never come. Returns the last status that is not 0.
+both_end() {
+    local one=$1 other=$2 status=0
+    while kill -0 "$1" 2>/dev/null && kill -0 "$2" 2>/dev/null; do sleep 0.1; done
+    if kill -0 "$1" 2>/dev/null; then one=$2 other=$1; fi
+    wait "$one" || status=$?
+    if [ "$status" -ne 0 ]; then
+        for _ in {1..50}; do kill -0 "$other" 2>/dev/null || break; sleep 0.1; done
+        kill "$other" 2>/dev/null || true
+    fi
+    wait "$other" || status=$?
+    return "$status"
+}
+
 # bounded SECONDS LOG COMMAND...
 # Run COMMAND in a session of its own with its output in LOG. Returns its status; 124 or 137 when it ran
 # past SECONDS, of a quiet machine. Whatever it started has ended when this returns.
