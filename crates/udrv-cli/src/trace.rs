@@ -101,9 +101,9 @@ impl Trace {
         extern "C" fn end(_: libc::c_int) {
             ENDS.store(true, Relaxed);
         }
-        // A second one ends this process.
+        // The same signal may come twice: timeout(1) sends it to its command, and to the command's group.
         for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-            signals::take(signal, end, libc::SA_RESETHAND);
+            signals::take(signal, end, 0);
         }
         let begun = Instant::now();
         // The clock of the events that processes keep.

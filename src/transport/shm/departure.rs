@@ -11,7 +11,7 @@ use super::state::Shm;
 use super::tokens::TOKEN_PROCESS;
 use crate::sys::bell::Ring;
 use crate::sys::close::close_soon;
-use crate::sys::{Errno, unix};
+use crate::sys::{Errno, clock, unix};
 use crate::telemetry::log;
 use crate::transport::peers::PeerTable;
 use crate::transport::{Departure, Handler, PeerId};
@@ -255,8 +255,11 @@ impl Shm {
         handler: &mut impl Handler,
     ) -> usize {
         let closed = self.see_closed_off(peers, handler);
+        let begun = clock::processor_ns();
         self.watches.identify();
         let ended = self.find_ended(|peer| handler.is_owed(peer));
+        let took_ns = clock::processor_ns().saturating_sub(begun);
+        self.watches.has_checked(took_ns, self.crowd.processes_each());
         for peer in &ended {
             // The end of an earlier peer in this loop may have brought links of this one's next incarnation.
             let (out, inbound) = (self.out(*peer), self.inbound_of(*peer));

@@ -213,10 +213,7 @@ impl Shm {
         self.inbound.check(now);
         if now.saturating_sub(self.watches.checked_at) > self.watches.every_ns() {
             self.watches.checked_at = now;
-            let begun = clock::processor_ns();
             n += self.check_liveness(peers, handler);
-            let took_ns = clock::processor_ns().saturating_sub(begun);
-            self.watches.has_checked(took_ns, self.crowd.processes_each());
             self.look_at_processors();
             for link in self.outbound.iter_mut().flatten() {
                 link.copy_rate.try_again();

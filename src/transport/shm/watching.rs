@@ -61,10 +61,12 @@ impl Watches {
         LIVENESS_NS + self.put_off_ns
     }
 
-    /// The last checks took so much time of a processor, and so many processes share each and check each other.
+    /// The last checks took so much time of a processor, and so many processes share each and check each other. One that
+    /// took long puts the next off by little: the time between two at most doubles.
     pub(super) fn has_checked(&mut self, took_ns: u64, processes_each: u64) {
         let every = took_ns.saturating_mul(processes_each).saturating_mul(SHARE);
-        self.put_off_ns = every.clamp(LIVENESS_NS, LIVENESS_MAX_NS) - LIVENESS_NS;
+        let most = LIVENESS_MAX_NS.min(2 * self.every_ns());
+        self.put_off_ns = every.clamp(LIVENESS_NS, most) - LIVENESS_NS;
     }
 
     /// Where the watch of process `pid` is, or belongs.
@@ -197,8 +199,11 @@ mod tests {
         watches.has_checked(1_000_000, 1);
         assert_eq!(watches.every_ns(), LIVENESS_NS);
         // 1024 processes on two processors.
-        watches.has_checked(1_000_000, 512);
-        assert_eq!(watches.every_ns(), 512_000_000 * SHARE);
+        for every in [1_000, 2_000, 4_000, 8_000, 16_000, 512 * SHARE] {
+            let every = every * 1_000_000;
+            watches.has_checked(1_000_000, 512);
+            assert_eq!(watches.every_ns(), every);
+        }
         watches.has_checked(u64::MAX, 512);
         assert_eq!(watches.every_ns(), LIVENESS_MAX_NS);
         watches.has_checked(0, 512);
