@@ -52,12 +52,13 @@ pub(crate) fn close_elsewhere(fds: Vec<OwnedFd>) -> Result<(), Vec<OwnedFd>> {
     Err(take(&mut lock(&list)))
 }
 
-/// The same for a caller that cannot keep them: a later helper closes what none can close now. If many wait already, the
-/// rest is closed here, however long that takes.
+/// The same for a caller that cannot keep them: a helper that is at work closes what no other one can close now. If there
+/// is none, or many wait already, the rest is closed here, however long that takes.
 pub(crate) fn close_soon(fds: Vec<OwnedFd>) {
     if let Err(mut rest) = close_elsewhere(fds) {
         let mut work = WORK.lock();
-        let room = WAITING.saturating_sub(work.waiting.len()).min(rest.len());
+        let most = if work.helpers > 0 { WAITING } else { 0 };
+        let room = most.saturating_sub(work.waiting.len()).min(rest.len());
         work.waiting.extend(rest.drain(..room));
     }
 }

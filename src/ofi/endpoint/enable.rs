@@ -290,7 +290,6 @@ impl Endpoint {
     /// way use memory of the application, so they get a bounded time to end. Errors: EBUSY if they do not.
     pub(super) fn close_context(&self, handle: &EndpointFid) -> Result<(), i32> {
         let own = (handle.context, handle.role == Role::Receive);
-        self.domain.triggers.forget_context(self, own, &self.domain.lock.lock());
         let mut wait = Waited::from_now(PAUSE_NS);
         let mut elsewhere = Elsewhere::after(now_ns());
         loop {
@@ -301,6 +300,7 @@ impl Endpoint {
             });
             // A forked child has nothing to finish on behalf of its parent.
             if idle || process::pid() != self.owner {
+                self.domain.triggers.forget_context(self, own, &guard);
                 self.unbind(handle, &mut guard);
                 return Ok(());
             }
