@@ -178,7 +178,7 @@ impl Model {
         if *count == 0 { self.end_context(PRIMARY + device as usize) } else { Ok(()) }
     }
 
-    /// Ends a primary context, whoever has retained it. The next one has its handle.
+    /// Ends a primary context, even one that is retained. The next one has its handle.
     pub(crate) fn reset(&mut self, device: i32) -> Answer {
         let context = PRIMARY + self.device(device)? as usize;
         if self.primary.remove(&device).is_some_and(|count| count > 0) {

@@ -27,7 +27,7 @@ fn ready() -> Result<c_int, c_int> {
     Ok(device)
 }
 
-/// The primary context of a device, which the runtime keeps from its first call on, whoever else has it.
+/// The primary context of a device, which the runtime keeps from its first call on, even if the application releases it.
 fn primary(device: c_int) -> Result<usize, c_int> {
     static KEPT: Mutex<BTreeMap<c_int, usize>> = Mutex::new(BTreeMap::new());
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);

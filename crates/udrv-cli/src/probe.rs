@@ -69,7 +69,7 @@ fn offers(libfabric: &Libfabric, provider: &str) -> Value {
     rows.collect()
 }
 
-/// The variables of udrv. What is printed may become part of a report of a fault, so it has no secret.
+/// The variables of udrv. A secret is hidden: the output may become part of a bug report.
 fn variables(libfabric: &Libfabric) -> Value {
     let all = libfabric.parameters().unwrap_or_default();
     let ours = all.into_iter().filter(|parameter| parameter.name.starts_with("FI_UDRV_"));

@@ -87,7 +87,7 @@ impl Top {
     }
 }
 
-/// What comes next.
+/// How a wait for the next table has ended.
 enum Wait {
     Due,
     Key,

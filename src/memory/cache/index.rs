@@ -89,7 +89,7 @@ impl Gone {
         self.end.fetch_max(span.end, Relaxed);
     }
 
-    /// What is left of `whole`, before and after that part.
+    /// The remainder of `whole`, before and after that part.
     fn rest(&self, whole: Span) -> impl Iterator<Item = Span> + use<> {
         let before = self.start.load(Relaxed).clamp(whole.start, whole.end);
         let after = self.end.load(Relaxed).clamp(before, whole.end);

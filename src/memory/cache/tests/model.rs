@@ -104,7 +104,7 @@ struct Run {
     counters: Arc<Counters>,
     now: u64,
     next: u64,
-    /// What was unmapped or replaced, and the newest registration of that time.
+    /// Ranges that were unmapped or replaced, each with the newest registration of that time.
     gone: Vec<(Span, u64)>,
 }
 

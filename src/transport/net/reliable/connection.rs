@@ -29,7 +29,7 @@ const FIRST_ANSWER_NS: u64 = 3_000_000_000;
 /// How long a handshake waits for its first reply, nanoseconds; the wait doubles with each attempt.
 const GREETING_NS: u64 = 20_000_000;
 /// A process of this host answers when it has a processor: it is waited for as long as a dozen others may have it before
-/// it does, nanoseconds. What is lost between processes of one host had no room in a socket, and is rare.
+/// it does, nanoseconds. Packets between processes of one host are lost only where a socket is full, which is rare.
 const TURN_NS: u64 = 100_000_000;
 /// Most connections whose peer has not yet proven that it is there.
 pub(super) const HALF_OPEN_MAX: usize = 4096;
