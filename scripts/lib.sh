@@ -102,6 +102,18 @@ await_port() {
     done
 }
 
+# ends PID SECONDS: waits for a child for so many seconds of a quiet machine; true if it ended in time. Sets `status`.
+ends() {
+    measure_slowness
+    local deadline=$((SECONDS + $2 * SLOWNESS))
+    while kill -0 "$1" 2>/dev/null; do
+        [ $SECONDS -lt $deadline ] || return 1
+        sleep 0.1
+    done
+    status=0
+    wait "$1" || status=$?
+}
+
 # both_end PID PID: waits for two processes that talk to each other. Where one fails, the other has 5 s to end too: it may
 # wait for messages that never come. Returns the last status that is not 0.
 both_end() {

@@ -46,17 +46,6 @@ pair() {
     grep -q 'is reached through the device' "$log.client" || note "$name: the device does not carry it"
 }
 
-# ends PID SECONDS: waits for it; true if it ended in time. Sets `status`.
-ends() {
-    measure_slowness
-    local deadline=$((SECONDS + $2 * SLOWNESS))
-    while kill -0 "$1" 2>/dev/null; do
-        [ $SECONDS -lt $deadline ] || return 1
-        sleep 0.1
-    done
-    status=0
-    wait "$1" || status=$?
-}
 # A killed process ends when the kernel has taken back what it has of the device, which may take its time.
 finish() {
     local pid
