@@ -174,17 +174,17 @@ impl<I: Iface> Engine<I> {
         true
     }
 
-    /// Fails a receive for a shared queue if only a peer could serve it that this endpoint knows to be dead. False: it
-    /// may be posted.
-    pub(crate) fn fail_hopeless(&mut self, op: &ReceiveOp, host: &mut impl Host) -> bool {
-        if op.source == ANY_SOURCE {
+    /// Fails the receives that wait for `source`, if this endpoint knows that peer to be dead: for those of a shared
+    /// queue, which are posted without it. False: it does not.
+    pub(crate) fn fail_hopeless(&mut self, source: u64, host: &mut impl Host) -> bool {
+        if source == ANY_SOURCE || !self.core.peers.has_dead() {
             return false;
         }
-        let Some(error) = self.core.peers.hopeless(op.source, host) else { return false };
-        let mut completion = received(&op.envelope(), &op.target(), op.source, 0);
-        completion.buffer_released = op.multi_min.is_some();
-        host.fail(&Failure::new(completion, error));
-        true
+        let error = self.core.peers.hopeless(source, host);
+        error.is_some_and(|error| {
+            self.core.fail_directed(source, error, host);
+            true
+        })
     }
 
     /// Ends the receives whose messages are still arriving: the endpoint closes, and their buffers belong to a shared

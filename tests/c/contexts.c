@@ -9,9 +9,13 @@
 #include "common.h"
 
 #include <rdma/fi_trigger.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define COUNT 4
 #define LONG (1 << 20)
@@ -161,7 +165,7 @@ static struct fi_context contexts[64];
 /* `flags` beside FI_TRANSMIT and FI_RECV, for the endpoints that share. */
 static void open_shared_with(struct shared *s, uint64_t flags)
 {
-	uint64_t caps = FI_MSG | FI_TAGGED | FI_SOURCE;
+	uint64_t caps = FI_MSG | FI_TAGGED | FI_SOURCE | FI_DIRECTED_RECV;
 
 	memset(s, 0, sizeof(*s));
 	open_domain(&s->here, caps, FI_SHARED_CONTEXT, FI_SHARED_CONTEXT);
@@ -373,6 +377,98 @@ static void tags_peeks_and_cancels(void)
 	s.ep[0] = NULL;
 	OK(fi_tsend(s.sender, outgoing, 16, NULL, s.to[1], 3, NULL));
 	CHECK(wait_for(s.cq[1], &s.sent, 1, NULL).op_context == &contexts[3]);
+	close_shared(&s);
+}
+
+/* A process that sends three messages to the endpoint of this name, and waits to be killed. */
+static void send_and_wait(int link)
+{
+	struct domain d;
+	struct fid_ep *ep;
+	struct fid_cq *cq;
+	char name[NAME_MAX_LEN];
+	size_t len = sizeof(name);
+	fi_addr_t to;
+
+	SAME(read(link, name, sizeof(name)), sizeof(name));
+	open_domain(&d, FI_MSG | FI_TAGGED, 0, 0);
+	cq = open_queue(&d);
+	OK(fi_endpoint(d.domain, d.info, &ep, NULL));
+	OK(fi_ep_bind(ep, &d.av->fid, 0));
+	OK(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV));
+	OK(fi_enable(ep));
+	SAME(fi_av_insert(d.av, name, 1, &to, 0, NULL), 1);
+	OK(fi_getname(&ep->fid, name, &len));
+	SAME(write(link, name, sizeof(name)), sizeof(name));
+	for (int i = 0; i < 3; i++) {
+		fill(outgoing, 8, i);
+		if (i < 2)
+			OK(fi_send(ep, outgoing, 8, NULL, to, NULL));
+		else
+			OK(fi_tsend(ep, outgoing, 8, NULL, to, 7, NULL));
+		wait_for(cq, NULL, 0, NULL);
+	}
+	for (;;)
+		fi_cq_read(cq, NULL, 0);
+}
+
+/* The messages of a process that has died are received, and only then a receive from it fails. */
+static void the_dead_are_heard(void)
+{
+	struct shared s;
+	int link[2], status;
+	size_t min = 8, len = NAME_MAX_LEN;
+	char name[NAME_MAX_LEN];
+	struct fi_cq_tagged_entry entry;
+	struct fi_cq_err_entry error = { 0 };
+	struct iovec iov = { incoming, 800 };
+	struct fi_msg_tagged wanted = { .tag = 7, .addr = FI_ADDR_UNSPEC, .context = &contexts[0] };
+	struct fi_msg many = { .msg_iov = &iov, .iov_count = 1, .context = &contexts[2] };
+	fi_addr_t dead;
+	pid_t child;
+
+	OK(socketpair(AF_UNIX, SOCK_STREAM, 0, link));
+	child = fork();
+	CHECK(child >= 0);
+	if (!child)
+		send_and_wait(link[1]);
+	open_shared(&s);
+	OK(fi_setopt(&s.srx->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &min, sizeof(min)));
+	OK(fi_getname(&s.ep[2]->fid, name, &len));
+	SAME(write(link[0], name, sizeof(name)), sizeof(name));
+	SAME(read(link[0], name, sizeof(name)), sizeof(name));
+	SAME(fi_av_insert(s.here.av, name, 1, &dead, 0, NULL), 1);
+	/* Until the last of them is here. */
+	for (double end = now() + PATIENCE_S;;) {
+		CHECK(now() < end);
+		OK(fi_trecvmsg(s.srx, &wanted, FI_PEEK));
+		if (fi_cq_read(s.cq[2], &entry, 1) == 1)
+			break;
+		SAME(error_of(s.cq[0], s.cq[2], &contexts[0]), FI_ENOMSG);
+	}
+	OK(fi_trecv(s.srx, incoming, 8, NULL, dead, 8, 0, &contexts[1]));
+	OK(kill(child, SIGKILL));
+	SAME(waitpid(child, &status, 0), child);
+	CHECK(error_of(s.cq[2], s.cq[0], &contexts[1]) != FI_ECANCELED);
+
+	OK(fi_trecv(s.srx, incoming, 8, NULL, dead, 7, 0, &contexts[1]));
+	CHECK(wait_for(s.cq[2], NULL, 0, NULL).op_context == &contexts[1]);
+	CHECK(holds(incoming, 8, 2, 0));
+	OK(fi_trecv(s.srx, incoming, 8, NULL, dead, 7, 0, &contexts[1]));
+	CHECK(error_of(s.cq[2], s.cq[0], &contexts[1]) != FI_ECANCELED);
+	/* A buffer for several takes what has come, and goes back. */
+	many.addr = dead;
+	OK(fi_recvmsg(s.srx, &many, FI_MULTI_RECV));
+	for (int i = 0; i < 2; i++) {
+		entry = wait_for(s.cq[2], NULL, 0, NULL);
+		CHECK(entry.op_context == &contexts[2] && !(entry.flags & FI_MULTI_RECV));
+		CHECK(holds(entry.buf, 8, i, 0));
+	}
+	SAME(fi_cq_read(s.cq[2], &entry, 1), -FI_EAVAIL);
+	SAME(fi_cq_readerr(s.cq[2], &error, 0), 1);
+	CHECK(error.op_context == &contexts[2] && error.flags & FI_MULTI_RECV);
+	empty(s.cq, COUNT);
+	OK(close(link[0]) | close(link[1]));
 	close_shared(&s);
 }
 
@@ -869,6 +965,7 @@ static const struct {
 	{ "a buffer takes messages of all", a_buffer_takes_messages_of_all },
 	{ "a silent buffer goes back", a_silent_buffer_goes_back },
 	{ "tags, peeks and cancels", tags_peeks_and_cancels },
+	{ "the dead are heard", the_dead_are_heard },
 	{ "another vector is refused", another_vector_is_refused },
 	{ "bound after enable", bound_after_enable },
 	{ "every context reaches every context", every_context_reaches_every_context },

@@ -18,8 +18,9 @@ use crate::ofi::lock::{Guard, Locked};
 use crate::ofi::own::{Object, close as close_object};
 use crate::ofi::progress::{By, Progress};
 use crate::ofi::table::{SLACK, Slack, Table, stubs};
-use crate::protocol::{ANY_SOURCE, PeekAction, ReceiveOp, Receives, Report};
+use crate::protocol::{ANY_SOURCE, Engine, PeekAction, ReceiveOp, Receives, Report};
 use crate::telemetry::log;
+use crate::transport::router::Router;
 use libc::iovec;
 use libfabric_sys::{
     FI_ADDR_UNSPEC, FI_AUTH_KEY, FI_CLAIM, FI_CLASS_SRX_CTX, FI_CLASS_STX_CTX, FI_COMPLETION,
@@ -298,15 +299,6 @@ fn try_receive(
     if shared.state(&guard).receives.len() >= shared.domain.config.endpoint.rx_max {
         return Err(FI_EAGAIN);
     }
-    for endpoint in shared.endpoints(&guard) {
-        let hopeless = |engine: &mut crate::protocol::Engine<_>| {
-            engine.fail_hopeless(&op, &mut endpoint.host(&guard))
-        };
-        if endpoint.engine(&guard).is_some_and(hopeless) {
-            endpoint.end_call(&guard);
-            return Ok(());
-        }
-    }
     shared.state(&guard).receives.post(&op);
     while let Some(endpoint) = shared.oldest(&op, &guard) {
         let mut host = endpoint.host(&guard);
@@ -314,6 +306,14 @@ fn try_receive(
             endpoint.engine(&guard).is_some_and(|engine| engine.serve_first(&op, &mut host));
         endpoint.end_call(&guard);
         if !served || !multi {
+            break;
+        }
+    }
+    for endpoint in shared.endpoints(&guard) {
+        let mut host = endpoint.host(&guard);
+        let fails = |engine: &mut Engine<Router>| engine.fail_hopeless(op.source, &mut host);
+        if endpoint.engine(&guard).is_some_and(fails) {
+            endpoint.end_call(&guard);
             break;
         }
     }
