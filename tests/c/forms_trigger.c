@@ -302,6 +302,43 @@ static void deferred_ring_short(struct side *me)
 	ring_of(me, 8);
 }
 
+/* A receive that waits for a counter finds its peer under the address of its call, whatever stands for the peer then. */
+static void directed_by_another(struct side *me)
+{
+	struct setup setup = { .caps = CAPS | FI_DIRECTED_RECV, .counters = true };
+	char got[2] = { 0 }, name[NAME_MAX_LEN];
+	size_t len = sizeof(name);
+
+	side_begin(me, &setup);
+	if (me->rank == 0) {
+		struct fid_cntr *by = counter_of(me), *done = counter_of(me);
+		fi_addr_t first = me->peer;
+		struct request request;
+		struct iovec part = { &got[0], 1 };
+		struct fi_triggered_context2 context = at(by, 1);
+		struct fi_msg_tagged msg = { .msg_iov = &part, .iov_count = 1, .tag = 5, .context = &context };
+
+		OK(fi_av_lookup(me->av, first, name, &len));
+		msg.addr = me->peer = insert(me, name);
+		CHECK(me->peer != first);
+		OK(fi_trecvmsg(me->ep, &msg, FI_TRIGGER | FI_COMPLETION));
+		OK(queue_work(me, tagged_at(me, &request, FI_OP_TRECV, by, 2, done, &got[1], 1, 0)));
+		OK(fi_av_remove(me->av, &first, 1, 0));
+		OK(fi_cntr_add(by, 2));
+		barrier(me);
+		CHECK(completion(me->rx).op_context == &context);
+		OK(fi_cntr_wait(done, 1, PATIENCE_S * 1000));
+		CHECK(got[0] == 'a' && got[1] == 'b');
+		OK(fi_close(&by->fid));
+		OK(fi_close(&done->fid));
+	} else {
+		barrier(me);
+		POST(me, fi_tinject(me->ep, "a", 1, me->peer, 5));
+		POST(me, fi_tinject(me->ep, "b", 1, me->peer, 5));
+	}
+	side_end(me);
+}
+
 /* One-sided work, what it says to an endpoint that asks, and what fails. */
 static void deferred_rma(struct side *me)
 {
@@ -857,6 +894,7 @@ const struct group trigger_groups[] = {
 	{ "trigger_ends", trigger_ends },
 	{ "deferred_ring", deferred_ring },
 	{ "deferred_ring_short", deferred_ring_short },
+	{ "trigger_directed_by_another", directed_by_another },
 	{ "deferred_rma", deferred_rma },
 	{ "deferred_inject", deferred_inject },
 	{ "deferred_ends", deferred_ends },

@@ -514,7 +514,7 @@ pub(super) fn receive<B: Buffers>(
     };
     let report = Report::new(!selective || op_flags & FI_COMPLETION != 0, number);
     let account = Account { context: context.expose_provenance() as u64, report };
-    let receiving = Receiving { segments, tagging, source, multi_min: None };
+    let receiving = Receiving { segments, tagging, source, keyed: false, multi_min: None };
     if op_flags & UNUSUAL_RX == 0 && receiving.try_start(ep, &guard, account) {
         return 0;
     }
@@ -526,20 +526,23 @@ pub(super) fn receive<B: Buffers>(
 pub(super) struct Receiving<B = SegmentList> {
     segments: B,
     tagging: Tagging,
-    /// As in the call; after the check, as in completions.
-    source: u64,
+    /// As in the call: an operation that waits for a counter learns when it starts what stands for the peer then.
+    source: fi_addr_t,
+    /// `source` is the handle of an authorization key.
+    keyed: bool,
     multi_min: Option<usize>,
 }
 
 impl<B: Buffers> Receiving<B> {
+    /// `source`: as completions name it.
     #[inline(always)]
-    fn op(&self, account: Account) -> ReceiveOp<B> {
+    fn op(&self, source: u64, account: Account) -> ReceiveOp<B> {
         ReceiveOp {
             segments: self.segments,
             tagged: self.tagging.tagged,
             tag: self.tagging.tag,
             ignore: self.tagging.ignore,
-            source: self.source,
+            source,
             context: account.context,
             report: account.report,
             multi_min: self.multi_min,
@@ -548,8 +551,8 @@ impl<B: Buffers> Receiving<B> {
 
     #[inline(always)]
     fn listed(&self) -> Receiving {
-        let Self { segments, tagging, source, multi_min } = *self;
-        Receiving { segments: segments.list(), tagging, source, multi_min }
+        let Self { segments, tagging, source, keyed, multi_min } = *self;
+        Receiving { segments: segments.list(), tagging, source, keyed, multi_min }
     }
 
     /// See [`crate::protocol::Engine::try_post`].
@@ -558,7 +561,7 @@ impl<B: Buffers> Receiving<B> {
         let Ok(source) = ep.wanted_source(self.source, guard) else { return false };
         let Some(engine) = ep.engine(guard) else { return false };
         let is_hopeless = |engine: &mut Engine<Router>| engine.is_hopeless(source, &ep.host(guard));
-        engine.try_post(&Self { source, ..*self }.op(account), is_hopeless)
+        engine.try_post(&self.op(source, account), is_hopeless)
     }
 }
 
@@ -576,13 +579,19 @@ impl Receiving {
         if multi && tagging.tagged {
             return Err(FI_EINVAL);
         }
-        let source = if op_flags & FI_AUTH_KEY != 0 {
-            ep.wanted_key(source, guard)?
-        } else {
-            ep.wanted_source(source, guard)?
-        };
         let multi_min = multi.then(|| ep.state(guard).min_multi_recv);
-        Ok(Self { segments, tagging, source, multi_min })
+        let keyed = op_flags & FI_AUTH_KEY != 0;
+        let receiving = Self { segments, tagging, source, keyed, multi_min };
+        receiving.wanted(ep, guard).map(|_| receiving)
+    }
+
+    /// The source, as completions name it. Errors: EINVAL.
+    fn wanted(&self, ep: &Endpoint, guard: &Guard<'_>) -> Result<u64, i32> {
+        if self.keyed {
+            ep.wanted_key(self.source, guard)
+        } else {
+            ep.wanted_source(self.source, guard)
+        }
     }
 
     /// The general case, which [`Receiving::try_start`] leaves: unusual flags, or a message that has arrived.
@@ -607,7 +616,8 @@ impl Receiving {
             return unsafe { trigger(ep, kind, context, report, receiving.starter(), guard) };
         }
         if looks {
-            return special_receive(ep, &receiving.op(account), op_flags, guard);
+            let source = receiving.wanted(ep, guard)?;
+            return special_receive(ep, &receiving.op(source, account), op_flags, guard);
         }
         let outcome = receiving.start(ep, guard, account).map_err(error_number);
         ep.end_call(guard);
@@ -615,8 +625,9 @@ impl Receiving {
     }
 
     fn start(&self, ep: &Endpoint, guard: &Guard<'_>, account: Account) -> Result<(), OpError> {
+        let source = self.wanted(ep, guard).map_err(OpError::Error)?;
         let engine = ep.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
-        engine.receive(&self.op(account), &mut ep.host(guard))
+        engine.receive(&self.op(source, account), &mut ep.host(guard))
     }
 
     pub(super) fn starter(self) -> impl Starter {
