@@ -162,6 +162,56 @@ static void vector_with_name(struct side *me)
 	side_end(me);
 }
 
+/* A receive from a peer of a vector that another process keeps: the entry that it names goes, and another one stays. */
+static void vector_with_heirs(struct side *me)
+{
+	struct fi_av_attr attr = { .type = FI_AV_TABLE };
+	char label[64] = { 0 }, name[NAME_MAX_LEN];
+	fi_addr_t address = 0, source;
+	struct fid_av *av;
+	char got = 0;
+
+	side_begin(me, &(struct setup){ .caps = FI_MSG | FI_TAGGED | FI_SOURCE | FI_DIRECTED_RECV });
+	attr.name = label;
+	if (me->rank == 0) {
+		snprintf(label, sizeof(label), "heirs-%d", (int)getpid());
+		OK(fi_av_open(me->domain, &attr, &av, NULL));
+		name_of(me->ep, name);
+		for (uint64_t i = 0; i < 2; i++) {
+			SAME(fi_av_insert(av, name, 1, &address, 0, NULL), 1);
+			SAME(address, i);
+		}
+		tell(me, label, sizeof(label));
+		hear(me, name, sizeof(name));
+		barrier(me);
+		address = 0;
+		OK(fi_av_remove(av, &address, 1, 0));
+		POST(me, fi_tinject(me->ep, "h", 1, insert(me, name), 5));
+		barrier(me);
+	} else {
+		struct fid_av *own = me->av;
+		struct fid_ep *ep;
+
+		hear(me, label, sizeof(label));
+		attr.flags = FI_READ;
+		OK(fi_av_open(me->domain, &attr, &av, NULL));
+		me->av = av;
+		ep = another_endpoint(me);
+		me->av = own;
+		name_of(ep, name);
+		tell(me, name, sizeof(name));
+		OK(fi_trecv(ep, &got, 1, NULL, 0, 5, 0, &got));
+		barrier(me);
+		CHECK(completion_from(me->rx, &source).op_context == &got);
+		CHECK(got == 'h');
+		SAME(source, 1);
+		barrier(me);
+		OK(fi_close(&ep->fid));
+	}
+	OK(fi_close(&av->fid));
+	side_end(me);
+}
+
 /* Insertions are reported to an event queue. */
 static void vector_events(struct side *me)
 {
@@ -607,6 +657,7 @@ const struct group object_groups[] = {
 	{ "av-table", table },
 	{ "av-map", map },
 	{ "av-named", vector_with_name },
+	{ "av-named-heirs", vector_with_heirs },
 	{ "av-events", vector_events },
 	{ "event-queue", event_queue },
 	{ "aliases", aliases },

@@ -121,6 +121,7 @@ pub(super) unsafe extern "C" fn lookup(
             keyed(av).and_then(|av| {
                 let size = auth_key_size.as_mut().ok_or(FI_EINVAL)?;
                 let guard = av.domain.lock.lock();
+                av.follow(&guard);
                 let known = fi_addr == HANDLE || av.state.get(&guard).address(fi_addr).is_some();
                 let key = av.auth_key(&guard).as_ref().filter(|_| known).ok_or(FI_EINVAL)?;
                 let room = std::mem::replace(size, key.bytes.len());

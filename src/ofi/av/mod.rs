@@ -185,6 +185,7 @@ unsafe extern "C" fn lookup(
         // SAFETY: an address vector of this provider.
         let av = unsafe { &*av.cast::<AvFid>() };
         let guard = av.shared.domain.lock.lock();
+        av.shared.follow(&guard);
         // SAFETY: the guard belongs to the domain of this vector.
         let found = unsafe { av.shared.state.get(&guard) }.address(fi_addr);
         let Some(address) = found else { return -FI_EINVAL };

@@ -68,6 +68,7 @@ impl AvSet {
     }
 
     fn knows(&self, address: fi_addr_t, guard: &Guard<'_>) -> bool {
+        self.av.follow(guard);
         // SAFETY: the guard belongs to the vector's domain, and the result is not kept.
         unsafe { self.av.state.get(guard) }.address(address).is_some()
     }
@@ -110,6 +111,7 @@ fn make(
         members: Locked::new(Vec::new()),
     });
     let guard = av.domain.lock.lock();
+    av.follow(&guard);
     // SAFETY: the guard belongs to the vector's domain; one short step.
     let entries = unsafe { av.state.get(&guard) }.entries() as fi_addr_t;
     let (start, end) = (attr.start_addr, attr.end_addr);

@@ -105,39 +105,46 @@ impl AvState {
         Self { named: Some(Box::new(Named { board, read })), ..self }
     }
 
-    /// Copies the changes of the vector's keeper, if that is another process.
-    #[inline(never)]
-    fn follow(&mut self) {
-        let Some(mut named) = self.named.take() else { return };
+    /// Whether it has a name.
+    #[inline]
+    pub(super) fn is_named(&self) -> bool {
+        self.named.is_some()
+    }
+
+    /// Copies the changes of the vector's keeper, if that is another process. Returns which entries stood for a peer and
+    /// were removed, each with the entry that stands for the peer from now on.
+    pub(super) fn follow(&mut self) -> Vec<(fi_addr_t, fi_addr_t)> {
+        let mut heirs = Vec::new();
+        let Some(mut named) = self.named.take() else { return heirs };
         let now = named.board.progress();
         if let Some(read) = named.read.filter(|read| *read != now) {
             for entry in read.first(now)..now.entries {
-                self.mirror(entry, named.board.read(entry));
+                let heir = self.mirror(entry, named.board.read(entry));
+                heirs.extend(heir.map(|heir| (entry as fi_addr_t, fi_addr_t::from(heir))));
             }
             named.read = Some(now);
         }
         self.named = Some(named);
+        heirs
     }
 
-    /// Gives an entry the address that it has at the keeper, or none.
-    fn mirror(&mut self, entry: usize, address: Option<Address>) {
+    /// Gives an entry the address that it has at the keeper, or none. Returns the entry that stands for the peer from now
+    /// on, if this one did.
+    fn mirror(&mut self, entry: usize, address: Option<Address>) -> Option<u32> {
         let address = address.map(|address| PackedAddress::new(&self.host, &address));
         while self.entries.len() <= entry {
-            if self.grow().is_err() {
-                return;
-            }
+            self.grow().ok()?;
         }
-        let Ok(entry) = u32::try_from(entry) else { return };
+        let entry = u32::try_from(entry).ok()?;
         let old = address_of(&self.entries, entry).copied();
         if old == address {
-            return;
+            return None;
         }
-        if old.is_some() {
-            let _ = self.vacate(entry); // the entry exists
-        }
+        let heir = if old.is_some() { self.vacate(entry).ok()? } else { None };
         if let Some(address) = address {
             self.occupy(entry, address);
         }
+        heir
     }
 
     /// Adds an address; one that is in the vector already gets another entry. Errors: ENOMEM; EACCES in a
@@ -255,10 +262,7 @@ impl AvState {
 
     /// The address of `fi_addr`.
     #[inline]
-    pub(crate) fn address(&mut self, fi_addr: fi_addr_t) -> Option<Address> {
-        if self.named.is_some() {
-            self.follow();
-        }
+    pub(crate) fn address(&self, fi_addr: fi_addr_t) -> Option<Address> {
         Some(address_of(&self.entries, u32::try_from(fi_addr).ok()?)?.address())
     }
 
@@ -269,10 +273,7 @@ impl AvState {
     }
 
     /// The `fi_addr` that stands for the same peer in completions and in matching.
-    pub(crate) fn representative(&mut self, fi_addr: fi_addr_t) -> Option<fi_addr_t> {
-        if self.named.is_some() {
-            self.follow();
-        }
+    pub(crate) fn representative(&self, fi_addr: fi_addr_t) -> Option<fi_addr_t> {
         let entry = u32::try_from(self.split(fi_addr).0).ok()?;
         let address = address_of(&self.entries, entry)?;
         if self.duplicates == 0 {
@@ -283,19 +284,13 @@ impl AvState {
 
     /// Changes with every insertion and removal.
     #[inline]
-    pub(crate) fn epoch(&mut self) -> u64 {
-        if self.named.is_some() {
-            self.follow();
-        }
+    pub(crate) fn epoch(&self) -> u64 {
         self.epoch
     }
 
     /// Changes with every removal.
     #[inline]
-    pub(crate) fn removals(&mut self) -> u64 {
-        if self.named.is_some() {
-            self.follow();
-        }
+    pub(crate) fn removals(&self) -> u64 {
         self.removals
     }
 }
@@ -368,14 +363,17 @@ mod tests {
             (keeper.insert(&a), keeper.insert(&b), keeper.insert(&a)),
             (Ok(0), Ok(1), Ok(2))
         );
+        assert_eq!(reader.follow(), []);
         assert_eq!((reader.address(0), reader.address(1)), (Some(a), Some(b)));
         assert_eq!(reader.remove(0), Err(FI_EACCES));
         let removals = reader.removals();
         assert_eq!((reader.representative(2), reader.fi_addr(&b)), (Some(0), 1));
         keeper.remove(0).unwrap();
+        assert_eq!(reader.follow(), [(0, 2)]);
         assert_ne!(reader.removals(), removals);
         assert_eq!((reader.address(0), reader.representative(2)), (None, Some(2)));
         assert_eq!(keeper.insert(&b), Ok(0));
+        assert_eq!(reader.follow(), []);
         assert_eq!((reader.address(0), reader.representative(0)), (Some(b), Some(1)));
         drop(keeper);
         assert_eq!(reader.address(1), Some(b));

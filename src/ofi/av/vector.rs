@@ -62,6 +62,23 @@ pub(super) static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
 });
 
 impl AddressVector {
+    /// Takes over what the keeper of a vector with a name has changed. Calls begin with this; not while an engine works,
+    /// because posted receives change.
+    #[inline]
+    pub(crate) fn follow(&self, guard: &Guard<'_>) {
+        // SAFETY: the guard belongs to the domain of the vector; one short step.
+        if unsafe { self.state.get(guard) }.is_named() {
+            self.follow_keeper(guard);
+        }
+    }
+
+    #[cold]
+    fn follow_keeper(&self, guard: &Guard<'_>) {
+        // SAFETY: the guard belongs to the domain of the vector; one short step.
+        let heirs = unsafe { self.state.get(guard) }.follow();
+        heirs.into_iter().for_each(|(removed, heir)| self.inherit(removed, Some(heir), guard));
+    }
+
     /// Posted receives that want the peer of `removed` find it under the entry that stands for it from now on.
     pub(super) fn inherit(&self, removed: fi_addr_t, heir: Option<fi_addr_t>, guard: &Guard<'_>) {
         let Some(heir) = heir else { return };

@@ -223,6 +223,7 @@ fn meeting(
     let invalid = OpError::Error(FI_EINVAL);
     let mut names = Vec::with_capacity(members.len());
     let mut peers = Vec::with_capacity(members.len());
+    av.follow(guard);
     for member in members {
         // SAFETY: the guard belongs to the domain of vector and endpoint; one short step.
         let name = unsafe { av.state.get(guard) }.address(*member).ok_or(invalid)?;

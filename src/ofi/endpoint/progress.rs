@@ -21,6 +21,7 @@ impl Progress for Endpoint {
                 self.take_from_thread(guard);
             }
         }
+        self.bindings(guard).av.iter().for_each(|av| av.follow(guard));
         let mut host = self.host(guard);
         let moved = self.engine(guard).map_or(0, |engine| engine.progress(&mut host));
         self.domain.triggers.run_due(guard);

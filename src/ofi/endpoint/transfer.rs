@@ -201,6 +201,7 @@ impl Endpoint {
     ) -> Result<(PeerId, u8), OpError> {
         let invalid = OpError::Error(NO_SUCH_ADDRESS);
         let av = self.bindings(guard).av.as_ref().ok_or(invalid)?;
+        av.follow(guard);
         // SAFETY: the guard belongs to the domain of vector and endpoint; one short step.
         let removals = unsafe { av.state.get(guard) }.removals();
         let state = self.state(guard);
@@ -667,6 +668,7 @@ impl Endpoint {
             return Ok(ANY_SOURCE);
         }
         let av = self.bindings(guard).av.as_ref().ok_or(FI_EINVAL)?;
+        av.follow(guard);
         // SAFETY: the guard belongs to the domain of vector and endpoint; one short step.
         unsafe { av.state.get(guard) }.representative(source).ok_or(FI_EINVAL)
     }
