@@ -3,7 +3,9 @@
 //!
 //! The entries are in a memfd. Its keeper, the process that fills it, holds an abstract socket of the vector's
 //! name. Readers learn the keeper's pid from that socket and open the memfd through /proc: the keeper answers no
-//! requests, and its death leaves nothing behind. Readers that have mapped the memfd keep the entries.
+//! requests, and its death leaves nothing behind. Readers that have mapped the memfd keep the entries. The background
+//! thread of the keeper accepts the readers' connections and closes them: the kernel keeps those that nobody accepts,
+//! also when the reader has closed its end, and has room for so many only.
 //!
 //! The memfd consists of 64-bit words. The first four: the magic number, the capacity in entries, the number of
 //! entries ever used, the number of changes to used entries. From byte 4096 on each entry has four words: a tag (0 if
@@ -12,10 +14,14 @@
 
 #![forbid(unsafe_code)]
 
+use crate::sys::event::Watched;
+use crate::sys::hub::{self, Rest, Task, Ticket};
 use crate::sys::shared_memory::{self, SharedMemory};
-use crate::sys::{Errno, process, unix, user};
+use crate::sys::{Errno, clock, process, unix, user};
+use crate::telemetry::log;
 use crate::transport::Address;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// "UDRVAV" and the version of this layout.
@@ -28,13 +34,57 @@ const NAME_MAX: usize = 80;
 const CAPACITY: usize = 16 * 1024;
 const CAPACITY_MAX: usize = 1 << 24;
 
+/// Time to the next connection when none can be accepted: no descriptor is left, nanoseconds.
+const SHORT_NS: u64 = 100_000_000;
+
 /// The shared memory of a named vector, as its keeper and all readers have mapped it.
 #[derive(Debug)]
 pub(super) struct Board {
     memory: SharedMemory,
     capacity: usize,
-    /// In the keeper: the socket that reserves the name, and the memfd.
-    _keeper: Option<(OwnedFd, OwnedFd)>,
+    _keeper: Option<Keeper>,
+}
+
+/// What the keeper has beside: its fields are held.
+#[derive(Debug)]
+struct Keeper {
+    _memory: OwnedFd,
+    /// The socket that reserves the name.
+    _listener: Arc<OwnedFd>,
+    /// `None`: there is no thread.
+    _ticket: Option<Ticket>,
+}
+
+/// The task of the background thread.
+struct Porter(Arc<OwnedFd>);
+
+impl Task for Porter {
+    fn turn(&mut self) -> Rest {
+        loop {
+            match unix::accept(self.0.as_fd()) {
+                Ok(Some(reader)) => drop(reader),
+                Ok(None) => return Rest { until: None, watches: true },
+                Err(_) => {
+                    return Rest { until: Some(clock::now_ns() + SHORT_NS), watches: false };
+                }
+            }
+        }
+    }
+}
+
+impl Keeper {
+    /// Errors: EADDRINUSE if the name is taken.
+    fn begin(label: &str, memory: OwnedFd) -> Result<Self, Errno> {
+        let listener = Arc::new(unix::listen(label)?);
+        let links: Vec<Watched> = vec![listener.clone()];
+        let ticket = hub::add(Box::new(Porter(listener.clone())), links);
+        if let Err(e) = &ticket {
+            log::info(format_args!(
+                "an address vector can be opened a few thousand times only: {e}"
+            ));
+        }
+        Ok(Self { _memory: memory, _listener: listener, _ticket: ticket.ok() })
+    }
 }
 
 /// The state that a reader has seen.
@@ -66,7 +116,7 @@ impl Board {
         board.store(8, capacity as u64);
         board.store(0, MAGIC);
         // The socket comes last: a reader that finds it finds the memory complete.
-        board._keeper = Some((unix::listen(&label)?, fd));
+        board._keeper = Some(Keeper::begin(&label, fd)?);
         Ok(board)
     }
 
@@ -215,6 +265,21 @@ mod tests {
         drop(keeper);
         assert_eq!(Board::open(&name).unwrap_err().0, libc::ENOENT);
         assert_eq!(reader.read(1), Some(address(2)));
+    }
+
+    #[test]
+    fn a_vector_is_opened_any_number_of_times() {
+        let name = name("often");
+        let _keeper = Board::create(&name, 0).unwrap();
+        let begun = std::time::Instant::now();
+        for _ in 0..unix::BACKLOG + 2 {
+            // The thread may not have had its turn.
+            while let Err(e) = unix::connect(&label(&name).unwrap()) {
+                assert!(e.is_would_block() && begun.elapsed().as_secs() < 60, "{e}");
+                process::yield_now();
+            }
+        }
+        assert!(Board::open(&name).is_ok());
     }
 
     #[test]
