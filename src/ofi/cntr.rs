@@ -306,7 +306,10 @@ impl Waitable for Counter {
         let guard = self.domain.lock.lock();
         self.progress(&guard);
         let state = self.state(&guard);
-        (state.value, state.errors) == state.shown && state.source.arm_fd(&guard)
+        let seen = (state.value, state.errors) == state.shown;
+        // An application that never asks for the errors hears of each change once, by this refusal, and then may sleep.
+        state.shown.1 = state.errors;
+        seen && state.source.arm_fd(&guard)
     }
 
     fn end_wait(&self) {

@@ -787,6 +787,42 @@ static void condition_opened_late(struct side *me)
 	side_end(me);
 }
 
+/* Errors of a counter keep no application awake that never asks for them: each change is told once. */
+static void counter_errors(struct side *me)
+{
+	static const enum fi_wait_obj objects[] = { FI_WAIT_FD, FI_WAIT_SET };
+	struct fi_wait_attr attr = { .wait_obj = FI_WAIT_UNSPEC };
+	struct fid_wait *set;
+
+	side_begin(me, &(struct setup){ 0 });
+	OK(fi_wait_open(me->fabric, &attr, &set));
+	for (int i = 0; i < 2; i++) {
+		struct fi_cntr_attr counter = { .wait_obj = objects[i], .wait_set = set };
+		struct fid_cntr *cntr;
+		struct fid *fids[1];
+
+		OK(fi_cntr_open(me->domain, &counter, &cntr, NULL));
+		fids[0] = &cntr->fid;
+		for (uint64_t n = 1; n < 4; n++) {
+			OK(fi_cntr_adderr(cntr, 1));
+			if (i)
+				SAME(fi_wait(set, 0), 0);
+			else
+				SAME(fi_trywait(me->fabric, fids, 1), -FI_EAGAIN);
+			SAME(fi_cntr_read(cntr), 0);
+			if (i)
+				SAME(fi_wait(set, 0), -FI_ETIMEDOUT);
+			else
+				SAME(fi_trywait(me->fabric, fids, 1), 0);
+			if (n == 2)
+				SAME(fi_cntr_readerr(cntr), n);
+		}
+		OK(fi_close(&cntr->fid));
+	}
+	OK(fi_close(&set->fid));
+	side_end(me);
+}
+
 const struct group waiting_groups[] = {
 	{ "sread-unspec", sread_unspec },
 	{ "sread-fd", sread_fd },
@@ -801,6 +837,7 @@ const struct group waiting_groups[] = {
 	{ "automatic-progress", automatic },
 	{ "elsewhere", elsewhere },
 	{ "counter-asleep", counter_asleep },
+	{ "counter-errors", counter_errors },
 	{ "posted-by-another", posted_by_another },
 	{ "looked-at-by-another", looked_at_by_another },
 	{ "exactly-full", exactly_full },
