@@ -64,6 +64,8 @@ pub(crate) struct Granted {
     pub(crate) memory: SegmentList,
     /// The id of the region, which is never reused.
     pub(crate) id: u64,
+    /// There may be no memory at some of the addresses: [`SegmentList::has_holes`].
+    pub(crate) holes: bool,
 }
 
 /// All memory regions of a domain.
@@ -135,7 +137,7 @@ impl RegionTable {
         right: Right,
     ) -> Result<Granted, Denied> {
         if len == 0 {
-            return Ok(Granted { memory: SegmentList::EMPTY, id: 0 });
+            return Ok(Granted { memory: SegmentList::EMPTY, id: 0, holes: false });
         }
         let (id, region) = self.regions.get(&key).ok_or(Denied::Key)?;
         let granted =
@@ -144,7 +146,8 @@ impl RegionTable {
         let offset = addr.checked_sub(region.base).filter(|offset| *offset <= all);
         let offset =
             offset.filter(|offset| granted && len <= all - *offset).ok_or(Denied::Access)?;
-        Ok(Granted { memory: region.memory.slice(offset as usize, len as usize), id: *id })
+        let memory = region.memory.slice(offset as usize, len as usize);
+        Ok(Granted { memory, id: *id, holes: region.memory.has_holes() })
     }
 }
 

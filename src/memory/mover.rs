@@ -22,7 +22,8 @@
 use crate::sys::Errno;
 pub(crate) use crate::sys::cuda::Failure;
 use crate::sys::cuda::{self, Allocation, Context, Cuda, Lane, Part};
-use crate::sys::process::{self, Home};
+use crate::sys::presence;
+use crate::sys::process::Home;
 use crate::telemetry::log;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -134,7 +135,7 @@ pub(crate) fn site_of(addr: usize, len: usize) -> Result<Option<Site>, Errno> {
 /// What is done with memory of which the driver tells nothing, because it has failed: the kernel knows what the processor may
 /// touch. Errors: EIO.
 fn unknown(addr: usize, Failure(result): Failure) -> Result<Option<Site>, Errno> {
-    if process::may_read(addr) {
+    if presence::may_read(addr) {
         return Ok(None);
     }
     log::limited!(cause: result, "CUDA answers {result} to the question what memory is a device's");

@@ -16,9 +16,9 @@
 #![allow(unsafe_code)]
 
 use super::mover::{self, Import, Site, Transfer};
-use crate::sys::cma::{self, Range};
+use crate::sys::cma::Range;
 use crate::sys::cuda::Failure;
-use crate::sys::{Errno, simd, tcp};
+use crate::sys::{Errno, presence, simd, tcp};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -49,6 +49,9 @@ const SITE: u32 = 58;
 const ADDRESS: usize = (1 << SITE) - 1;
 /// No memory is at this address or a higher one, but for pointers with a tag in their highest bits.
 pub(crate) const ADDRESSES_END: usize = 1 << SITE;
+
+/// No buffer is so long, bytes: half of the addresses that a process has on x86-64.
+const NO_BUFFER: usize = 1 << 46;
 
 /// Longest copy that is made without a function call, bytes.
 const FEW: usize = 128;
@@ -546,14 +549,20 @@ impl SegmentList {
         (out, n)
     }
 
+    /// Whether the list may name addresses where there is no memory: the application has registered whatever it has, or
+    /// will have (fi_mr.3), and not a buffer.
+    pub(crate) fn has_holes(&self) -> bool {
+        !self.is_on_device()
+            && self.segments.iter().any(|s| s.len > 0 && (s.addr == 0 || s.len >= NO_BUFFER))
+    }
+
     /// Whether this process can read `len` bytes at `offset`, and write them if `writes`. Asked before it copies memory
-    /// that another process could not access. Costs system calls.
+    /// that another process could not access, or where there may be none. Costs a system call a page.
     pub(crate) fn is_accessible(&self, offset: usize, len: usize, writes: bool) -> bool {
         let mut all = true;
         self.for_each(offset, len, |part, _| {
             let range = Range { addr: part.addr as u64, len: part.len as u64 };
-            // SAFETY: the application lent the range to a pending operation, and does not use it meanwhile.
-            all = all && (part.site().is_some() || unsafe { cma::is_accessible(range, writes) });
+            all = all && (part.site().is_some() || presence::is_accessible(range, writes));
             part.len
         });
         all

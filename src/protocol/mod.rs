@@ -208,7 +208,7 @@ impl Cause {
             Self::PeerSilent => "the peer gave no sign of life for FI_UDRV_PEER_TIMEOUT seconds",
             Self::KeyRejected => "the target has no memory region with this key",
             Self::AccessDenied => {
-                "the target's memory region does not reach so far, or does not allow this"
+                "the target's memory region does not reach so far, does not allow this, or has no memory there"
             }
             Self::TargetFailed => "the target could not reach the initiator's buffer",
             Self::NoAtomics => "the target's version of udrv does not know this atomic operation",

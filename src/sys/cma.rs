@@ -52,51 +52,6 @@ pub(crate) unsafe fn write(pid: i32, local: &[Range], remote: &[Range]) -> Resul
     check_len(n).map_err(normalise)
 }
 
-/// Pages that one system call looks at.
-const PAGES: usize = 256;
-
-/// Whether this process can read `range`, and write it if `writes`. The kernel is asked for every page, because a load
-/// from memory that is not mapped would raise a signal. It writes back the bytes that it read. True if the
-/// kernel does not let a process attach to itself.
-///
-/// # Safety
-/// With `writes`, nothing else may change the range meanwhile.
-pub(crate) unsafe fn is_accessible(range: Range, writes: bool) -> bool {
-    let me = super::process::pid();
-    let page = super::process::page_size() as u64;
-    let Some(end) = range.addr.checked_add(range.len) else { return false };
-    let mut at = range.addr;
-    while at < end {
-        let mut bytes = [0u8; PAGES];
-        let mut pages = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 1 }; PAGES];
-        let mut n = 0;
-        for slot in &mut pages {
-            if at >= end {
-                break;
-            }
-            slot.iov_base = std::ptr::with_exposed_provenance_mut(at as usize);
-            at = (at / page + 1).saturating_mul(page);
-            n += 1;
-        }
-        let kept = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: n };
-        // SAFETY: the kernel checks both sides; it writes only to `bytes`, a live local.
-        let read = unsafe { libc::process_vm_writev(me, pages.as_ptr(), n as _, &kept, 1, 0) };
-        let mut moved = check_len(read);
-        if writes && moved == Ok(n) {
-            // SAFETY: the kernel checks both sides; the caller guarantees exclusive access, and the contents stay.
-            let written =
-                unsafe { libc::process_vm_readv(me, pages.as_ptr(), n as _, &kept, 1, 0) };
-            moved = check_len(written);
-        }
-        match moved {
-            Ok(all) if all == n => {}
-            Ok(_) | Err(Errno(libc::EFAULT)) => return false,
-            Err(_) => return true,
-        }
-    }
-    true
-}
-
 fn normalise(error: Errno) -> Errno {
     if error.0 == 0 { Errno(libc::EFAULT) } else { error }
 }
@@ -121,39 +76,6 @@ mod tests {
             // Some sandboxes forbid the call; then there is nothing to compare.
             Err(e) => assert!(e.0 == libc::EPERM || e.0 == libc::ENOSYS),
         }
-    }
-
-    #[test]
-    fn what_is_not_there_is_told_without_a_signal() {
-        let page = super::super::process::page_size();
-        let len = 700 * page;
-        let map = |prot| {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            // SAFETY: a new mapping at an address of the kernel's choice.
-            let at = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0) };
-            assert_ne!(at, libc::MAP_FAILED);
-            at
-        };
-        let at = map(libc::PROT_READ | libc::PROT_WRITE);
-        // SAFETY: within the mapping that was just made.
-        unsafe { at.cast::<u8>().add(300 * page + 5).write(7) };
-        let range =
-            |from: usize, len: usize| Range { addr: (at.addr() + from) as u64, len: len as u64 };
-        // SAFETY: no other thread uses the mapping.
-        let there = |from, len, writes| unsafe { is_accessible(range(from, len), writes) };
-        assert!(there(5, len - 5, false) && there(5, len - 5, true) && there(len, 0, true));
-        // SAFETY: the byte that was written before, in a mapping that is still there.
-        assert_eq!(unsafe { at.cast::<u8>().add(300 * page + 5).read() }, 7, "it stays");
-        // SAFETY: a page of the mapping.
-        unsafe { libc::mprotect(at.byte_add(600 * page), page, libc::PROT_READ) };
-        assert!(there(0, len, false) && !there(0, len, true) && there(601 * page, 99 * page, true));
-        // SAFETY: the same page.
-        unsafe { libc::mprotect(at.byte_add(600 * page), page, libc::PROT_NONE) };
-        assert!(!there(0, len, false) && !there(601 * page - 1, 2, false));
-        assert!(there(0, 600 * page, true));
-        assert!(!there(100, usize::MAX - at.addr(), false), "to the end of all addresses");
-        // SAFETY: exactly the mapping.
-        unsafe { libc::munmap(at, len) };
     }
 
     #[test]

@@ -29,6 +29,7 @@ pub(crate) mod order;
 pub(crate) mod output;
 pub(crate) mod packets;
 pub(crate) mod per_process;
+pub(crate) mod presence;
 pub(crate) mod private_file;
 pub(crate) mod process;
 pub(crate) mod quota;

@@ -217,17 +217,6 @@ pub(crate) fn is_running(pid: i32) -> bool {
     threads.is_ok_and(|threads| threads.count() > 1)
 }
 
-/// Whether the processor can read the byte at an address: a load from memory that is not mapped would raise a signal. The
-/// kernel compares the word with a number (futex(2)), which it can do where processes may not attach to each other.
-pub(crate) fn may_read(addr: usize) -> bool {
-    let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    let word = std::ptr::with_exposed_provenance::<u32>(addr & !3);
-    let wait = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: the kernel checks the address, and waits for no time.
-    let result = unsafe { libc::syscall(libc::SYS_futex, word, wait, 0, &raw const at_once) };
-    result == 0 || Errno::last().0 != libc::EFAULT
-}
-
 /// Whether a thread of the process is, or may be, within process_vm_readv(2) or process_vm_writev(2). No thread is that
 /// has ended or sleeps in another system call. Neither is one that is stopped (SIGSTOP, or a debugger) or frozen by a
 /// control group: that happens only at the exit from, or the entry to, a system call.
@@ -532,13 +521,6 @@ mod tests {
         assert!(!is_running(pid), "all of it has ended");
         // SAFETY: a child of this process.
         assert_eq!(unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) }, pid);
-    }
-
-    #[test]
-    fn an_address_that_is_not_mapped_cannot_be_read() {
-        let there = [1u8; 3];
-        assert!(there.iter().all(|byte| may_read((&raw const *byte).expose_provenance())));
-        assert!(!may_read(0) && !may_read(page_size() - 1) && !may_read(usize::MAX));
     }
 
     #[test]

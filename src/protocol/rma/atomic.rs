@@ -220,7 +220,8 @@ impl Core {
                     return None;
                 }
                 let right = right_of(operation, form(operation));
-                match Place::find(&request.ranges, right, host) {
+                let found = Place::find(&request.ranges, right, host);
+                match found.and_then(|place| place.check(0, total, host).map(|()| place)) {
                     Ok(place) => {
                         return self.apply(request, fetches, operation, &place, bytes, host);
                     }

@@ -25,6 +25,8 @@ pub(super) struct Place {
     pub(super) ranges: RemoteRanges,
     pub(super) regions: [u64; MAX_RANGES],
     pub(super) right: Right,
+    /// There may be no memory at some of the addresses.
+    pub(super) holes: bool,
 }
 
 /// A write whose bytes do not all come with its request.
@@ -84,11 +86,19 @@ impl Place {
         right: Right,
         host: &impl Host,
     ) -> Result<Self, Denied> {
-        let mut regions = [0; MAX_RANGES];
+        let (mut regions, mut holes) = ([0; MAX_RANGES], false);
         for (id, range) in regions.iter_mut().zip(ranges.as_slice()) {
-            *id = host.region(range, right)?.id;
+            let granted = host.region(range, right)?;
+            (*id, holes) = (granted.id, holes | granted.holes);
         }
-        Ok(Self { ranges: *ranges, regions, right })
+        Ok(Self { ranges: *ranges, regions, right, holes })
+    }
+
+    /// Before the processor accesses `len` bytes at `offset`, or those up to the end. Denied: there is no memory.
+    pub(super) fn check(&self, offset: u64, len: usize, host: &impl Host) -> Result<(), Denied> {
+        let end = self.ranges.total().min(offset.saturating_add(len as u64));
+        let good = !self.holes || self.is_accessible(offset, end, host);
+        if good { Ok(()) } else { Err(Denied::Access) }
     }
 
     /// The memory at `offset`: one range of at most `len` bytes.
@@ -117,15 +127,14 @@ impl Place {
         Err(Denied::Access)
     }
 
-    /// Whether this process can access its own memory from `offset` on, of `len` bytes: a copy failed with EFAULT.
-    pub(super) fn is_accessible(&self, offset: u64, len: u64, host: &impl Host) -> bool {
+    /// Whether this process can access its own memory from `offset` to `end`.
+    pub(super) fn is_accessible(&self, offset: u64, end: u64, host: &impl Host) -> bool {
         let mut at = offset;
-        while at < len {
-            let Ok(piece) = self.piece(at, usize::MAX, host) else { return true }; // refused later
+        while at < end {
+            let most = usize::try_from(end - at).unwrap_or(usize::MAX);
+            let Ok(piece) = self.piece(at, most, host) else { return true }; // refused later
             let memory = &piece.memory;
-            if memory.len() == 0
-                || !memory.is_accessible(0, memory.len(), self.right == Right::Write)
-            {
+            if memory.len() == 0 || !memory.is_accessible(0, memory.len(), self.right.writes()) {
                 return false;
             }
             at += memory.len() as u64;
@@ -135,6 +144,7 @@ impl Place {
 
     /// Copies `bytes` to `offset`.
     pub(super) fn fill(&self, offset: u64, bytes: &[u8], host: &impl Host) -> Result<(), Denied> {
+        self.check(offset, bytes.len(), host)?;
         let mut rest = bytes;
         while !rest.is_empty() {
             let at = offset + (bytes.len() - rest.len()) as u64;

@@ -135,9 +135,8 @@ impl Core {
             }
             // The bytes of a refused write are dropped as they come.
             Err(denied) => {
-                let nowhere =
-                    Place { ranges: request.ranges, regions: [0; MAX_RANGES], right: Right::Write };
-                (nowhere, Some(status_of(denied)))
+                let (ranges, regions, right) = (request.ranges, [0; MAX_RANGES], Right::Write);
+                (Place { ranges, regions, right, holes: false }, Some(status_of(denied)))
             }
         };
         let write = Write { request: *request, place, done: 0, pulls, refused };
@@ -310,8 +309,10 @@ impl<I: Iface> Engine<I> {
             Err(SendError::Again) => Step::Again,
             Err(SendError::Unreachable(errno)) => {
                 // The initiator may be able to read memory that other processes cannot.
-                let faulted = errno.0 == libc::EFAULT && place.is_accessible(done, total, host);
-                if faulted || is_refusal(errno) {
+                let faulted = errno.0 == libc::EFAULT;
+                if faulted && !place.is_accessible(done, total, host) {
+                    self.core.end_write(peer, status_of(Denied::Access), host);
+                } else if faulted || is_refusal(errno) {
                     self.ask_for_bytes(peer, faulted);
                 } else {
                     self.core.end_write(peer, status_of_errno(errno), host);
@@ -367,10 +368,12 @@ impl<I: Iface> Engine<I> {
             Err(SendError::Again) => Step::Again,
             Err(SendError::Unreachable(errno)) => {
                 let total = read.request.ranges.total();
-                let faulted =
-                    errno.0 == libc::EFAULT && read.place.is_accessible(read.done, total, host);
-                if !faulted && !is_refusal(errno) {
-                    self.core.end_read(peer, Some(status_of_errno(errno)), host);
+                let faulted = errno.0 == libc::EFAULT;
+                let own = faulted && !read.place.is_accessible(read.done, total, host);
+                if own || !(faulted || is_refusal(errno)) {
+                    let status = status_of_errno(errno);
+                    let status = if own { status_of(Denied::Access) } else { status };
+                    self.core.end_read(peer, Some(status), host);
                     return Step::Done;
                 }
                 // The initiator counts only the bytes that are sent: start from offset 0.
@@ -403,7 +406,10 @@ impl<I: Iface> Engine<I> {
         let inbound = self.core.rma.inbound.get_mut(&peer)?;
         let read = inbound.reads.front_mut().filter(|read| !read.puts)?;
         let most = piece_of(read.request.ranges.total() as usize, caps.fragment_max);
-        let piece = match read.place.piece(read.done, most, host).and_then(on_host) {
+        let checked = read.place.check(read.done, most, host);
+        let piece =
+            checked.and_then(|()| read.place.piece(read.done, most, host)).and_then(on_host);
+        let piece = match piece {
             Ok(piece) => piece,
             Err(denied) => {
                 self.core.end_read(peer, Some(status_of(denied)), host);

@@ -76,7 +76,7 @@ mod tests {
             // SAFETY: the child has no mapping there.
             let own = unsafe { libc::mmap(at, len, libc::PROT_READ, flags, -1, 0) };
             drop(mapping);
-            let stays = own == at && crate::sys::process::may_read(at.addr());
+            let stays = own == at && crate::sys::presence::may_read(at.addr());
             // SAFETY: ends the child.
             unsafe { libc::_exit(i32::from(!stays)) };
         }
