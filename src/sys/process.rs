@@ -123,6 +123,12 @@ pub(crate) fn file_size_limit() -> Option<usize> {
     limit(|limit| unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, limit) })
 }
 
+/// Whether the address space of this process has a limit.
+pub(crate) fn address_space_is_limited() -> bool {
+    // SAFETY: a live local.
+    limit(|limit| unsafe { libc::getrlimit(libc::RLIMIT_AS, limit) }).is_some()
+}
+
 /// The limit that `read` queries (getrlimit(2)); `None`: unlimited, or a filter forbids the query: then exceeding the
 /// limit is noticed when it happens.
 fn limit(read: impl FnOnce(&mut libc::rlimit) -> libc::c_int) -> Option<usize> {

@@ -5,7 +5,8 @@ use super::process;
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
@@ -14,7 +15,11 @@ const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEA
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     base: NonNull<u8>,
+    /// Bytes that are mapped at `base`.
+    mapped: usize,
     len: usize,
+    /// A mapping of all bytes: at `base`, or a second one; null if there is none yet.
+    whole: AtomicPtr<u8>,
 }
 
 // SAFETY: a mapping is plain memory; its users decide which of them may access which byte when.
@@ -27,8 +32,18 @@ impl SharedMemory {
     /// fail; the others have to be reserved before they are touched ([`Self::reserve_more`]). Returns the mapping and
     /// the descriptor to pass on. Errors: ENOMEM, ENOSPC, EFBIG, EMFILE, ENFILE.
     pub(crate) fn create(len: usize, reserved: usize) -> Result<(Self, OwnedFd)> {
+        Self::create_in_parts(len, len, reserved)
+    }
+
+    /// As [`Self::create`], but only the first `head` bytes are mapped before the first call of [`Self::whole`]: a page
+    /// table covers 2 MiB of addresses, so that many short mappings share one, and each long one has its own.
+    pub(crate) fn create_in_parts(
+        len: usize,
+        head: usize,
+        reserved: usize,
+    ) -> Result<(Self, OwnedFd)> {
         let fd = Self::reserve("udrv", len, reserved)?;
-        Ok((Self::map(fd.as_fd_ref(), 0, len)?, fd))
+        Ok((Self::map_in_parts(&fd, len, head)?, fd))
     }
 
     /// Reserves the pages of `len` bytes at `offset`, and maps them: page faults make the first write five times as
@@ -38,11 +53,12 @@ impl SharedMemory {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(Errno(libc::EINVAL));
         }
+        let base = self.mapping_of(offset + len).ok_or(Errno(libc::ENOMEM))?;
         let page = process::page_size();
         let first = offset / page * page;
         // SAFETY: a range of the mapping, from a page boundary on.
         let populated = check(unsafe {
-            let start = self.base.as_ptr().add(first);
+            let start = base.as_ptr().add(first);
             libc::madvise(start.cast(), offset + len - first, libc::MADV_POPULATE_WRITE)
         });
         match populated {
@@ -58,9 +74,10 @@ impl SharedMemory {
         const BYTES: usize = 8;
         let page = process::page_size();
         let at = (offset / page * page + page).min(self.len) - BYTES;
+        let base = self.mapping_of(at + BYTES).ok_or(Errno(libc::ENOMEM))?;
         // SAFETY: the call changes no signal mask, and writes the present one to eight bytes of the mapping.
         check(unsafe {
-            let to = self.base.as_ptr().add(at);
+            let to = base.as_ptr().add(at);
             let none = std::ptr::null::<libc::sigset_t>();
             libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, none, to, BYTES)
         } as libc::c_int)
@@ -73,12 +90,45 @@ impl SharedMemory {
         let page = process::page_size();
         let (first, end) =
             (offset.next_multiple_of(page), (offset + len).min(self.len) / page * page);
+        if first >= end {
+            return true;
+        }
+        let Some(base) = self.mapping_of(end) else { return false };
         // SAFETY: whole pages of the mapping, whose contents nobody needs.
-        first >= end
-            || check(unsafe {
-                libc::madvise(self.base.as_ptr().add(first).cast(), end - first, libc::MADV_REMOVE)
-            })
-            .is_ok()
+        check(unsafe {
+            libc::madvise(base.as_ptr().add(first).cast(), end - first, libc::MADV_REMOVE)
+        })
+        .is_ok()
+    }
+
+    /// A mapping of the first `end` bytes. `None`: the system has no memory for another one.
+    fn mapping_of(&self, end: usize) -> Option<NonNull<u8>> {
+        if end <= self.mapped { Some(self.base) } else { self.whole() }
+    }
+
+    /// First byte of a mapping of all bytes, which is made by the first call. `None`: the system has no memory for it now.
+    #[inline(always)]
+    pub(crate) fn whole(&self) -> Option<NonNull<u8>> {
+        NonNull::new(self.whole.load(Ordering::Acquire)).or_else(|| self.map_whole())
+    }
+
+    #[cold]
+    fn map_whole(&self) -> Option<NonNull<u8>> {
+        #[cfg(test)]
+        if ALONE.get() {
+            return None;
+        }
+        // SAFETY: another mapping of the same file, from the first byte of this one on.
+        let base = unsafe { duplicate(self.base, self.len) }?;
+        let (null, new) = (std::ptr::null_mut(), base.as_ptr());
+        match self.whole.compare_exchange(null, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Some(base),
+            Err(other) => {
+                // SAFETY: exactly the range that was just mapped, which nobody knows.
+                unsafe { libc::munmap(new.cast(), self.len) };
+                NonNull::new(other)
+            }
+        }
     }
 
     /// Only reserved, and under a label by which [`find`] finds it. Errors: also EINVAL for a label
@@ -148,9 +198,20 @@ impl SharedMemory {
         Self::attach_part(fd, 0, len)
     }
 
+    /// As [`Self::attach`], with the parts of [`Self::create_in_parts`].
+    pub(crate) fn attach_in_parts(fd: &OwnedFd, len: usize, head: usize) -> Result<Self> {
+        Self::check_passed(fd, 0, len)?;
+        Self::map_in_parts(fd, len, head)
+    }
+
     /// Like [`Self::attach`], `len` bytes at `offset`, which is a multiple of the page size. Errors: also EINVAL for another
     /// offset.
     pub(crate) fn attach_part(fd: &OwnedFd, offset: usize, len: usize) -> Result<Self> {
+        Self::check_passed(fd, offset, len)?;
+        Self::map(fd.as_fd_ref(), offset, len)
+    }
+
+    fn check_passed(fd: &OwnedFd, offset: usize, len: usize) -> Result<()> {
         #[cfg(test)]
         if let Some(errno) = REFUSED.get() {
             return Err(errno);
@@ -164,7 +225,7 @@ impl SharedMemory {
         if offset.checked_add(len).is_none_or(|end| end > size) {
             return Err(Errno(libc::EINVAL));
         }
-        Self::map(fd.as_fd_ref(), offset, len)
+        Ok(())
     }
 
     /// The word at `offset` of unmapped memory that a peer passed. `None`: it cannot be read.
@@ -174,6 +235,17 @@ impl SharedMemory {
         // SAFETY: an owned descriptor, and room for 4 bytes.
         let n = unsafe { libc::pread(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), 4, at) };
         (n == 4).then_some(u32::from_ne_bytes(bytes))
+    }
+
+    fn map_in_parts(fd: &OwnedFd, len: usize, head: usize) -> Result<Self> {
+        // Under a limit of address space the second mapping might fail when somebody already depends on it.
+        if head >= len || process::address_space_is_limited() || !can_duplicate() {
+            return Self::map(fd.as_fd_ref(), 0, len);
+        }
+        let mut this = Self::map(fd.as_fd_ref(), 0, head)?;
+        this.len = len;
+        this.whole = AtomicPtr::default();
+        Ok(this)
     }
 
     fn map(fd: BorrowedFd<'_>, offset: usize, len: usize) -> Result<Self> {
@@ -192,10 +264,11 @@ impl SharedMemory {
         if base == libc::MAP_FAILED {
             return Err(Errno::last());
         }
-        NonNull::new(base.cast()).map(|base| Self { base, len }).ok_or(Errno(libc::ENOMEM))
+        let base = NonNull::new(base.cast()).ok_or(Errno(libc::ENOMEM))?;
+        Ok(Self { base, mapped: len, len, whole: AtomicPtr::new(base.as_ptr()) })
     }
 
-    /// First byte; page-aligned.
+    /// First byte; page-aligned. Of memory in parts only the head is mapped here.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }
@@ -203,17 +276,48 @@ impl SharedMemory {
     /// The word at `offset`; all accesses to it must be atomic. `None`: it is outside the mapping or not
     /// aligned.
     pub(crate) fn atomic(&self, offset: usize) -> Option<&AtomicU64> {
-        if offset % 8 != 0 || offset.checked_add(8)? > self.len {
+        if offset % 8 != 0 || offset.checked_add(8)? > self.mapped {
             return None;
         }
         // SAFETY: inside the mapping and aligned, for as long as `self` lives.
         Some(unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) })
     }
 
-    /// Bytes mapped.
+    /// Bytes in all.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
+}
+
+/// Another mapping of the shared memory at `base`, of `len` bytes. `None`: the system refuses.
+///
+/// # Safety
+/// A shared mapping of a file begins at `base`.
+unsafe fn duplicate(base: NonNull<u8>, len: usize) -> Option<NonNull<u8>> {
+    // SAFETY: an old length of 0 leaves the old mapping as it is (mremap(2)).
+    let new = unsafe { libc::mremap(base.as_ptr().cast(), 0, len, libc::MREMAP_MAYMOVE) };
+    if new == libc::MAP_FAILED { None } else { NonNull::new(new.cast()) }
+}
+
+/// Whether the system makes a second mapping without a descriptor. Not under some tools and in some sandboxes.
+fn can_duplicate() -> bool {
+    static CAN: OnceLock<bool> = OnceLock::new();
+    *CAN.get_or_init(|| {
+        let page = process::page_size();
+        let Ok(fd) = SharedMemory::reserve("udrv", 2 * page, 0) else { return false };
+        let Ok(one) = SharedMemory::map(fd.as_fd_ref(), 0, page) else { return false };
+        // SAFETY: a shared mapping of a file.
+        let Some(two) = (unsafe { duplicate(one.base, 2 * page) }) else { return false };
+        let two = SharedMemory {
+            base: two,
+            mapped: 2 * page,
+            len: 2 * page,
+            whole: AtomicPtr::default(),
+        };
+        let (Some(a), Some(b)) = (one.atomic(0), two.atomic(0)) else { return false };
+        a.store(1, Ordering::SeqCst);
+        b.load(Ordering::SeqCst) == 1 && two.reserve_more(page, page).is_ok()
+    })
 }
 
 fn seal(fd: &OwnedFd, seals: libc::c_int) -> Result<()> {
@@ -225,6 +329,8 @@ fn seal(fd: &OwnedFd, seals: libc::c_int) -> Result<()> {
 thread_local! {
     /// For tests: as if the system refused every `attach` of this thread.
     pub(crate) static REFUSED: std::cell::Cell<Option<Errno>> = const { std::cell::Cell::new(None) };
+    /// For tests: as if the system refused every second mapping of this thread.
+    pub(crate) static ALONE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
     /// For tests: as if the system had nothing for new memory of this thread.
     pub(crate) static SHORT: std::cell::Cell<Option<Errno>> = const { std::cell::Cell::new(None) };
 }
@@ -264,7 +370,12 @@ pub(crate) fn find(pid: i32, label: &str) -> Result<OwnedFd> {
 impl Drop for SharedMemory {
     fn drop(&mut self) {
         // SAFETY: exactly the range that `map` mapped; nothing refers to it any more.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped) };
+        let whole = *self.whole.get_mut();
+        if !whole.is_null() && whole != self.base.as_ptr() {
+            // SAFETY: exactly the range that `map_whole` mapped.
+            unsafe { libc::munmap(whole.cast(), self.len) };
+        }
     }
 }
 
@@ -349,6 +460,40 @@ mod tests {
         }
         assert!(bytes() < 8 * 4096, "{}", bytes());
         assert_eq!(a.reserve_more(MIB, 1), Err(Errno(libc::EINVAL)));
+    }
+
+    #[test]
+    fn memory_in_parts_is_one_memory() {
+        const MIB: usize = 1 << 20;
+        let (a, fd) = SharedMemory::create_in_parts(4 * MIB, 8192, 4096).unwrap();
+        let b = SharedMemory::attach_in_parts(&fd, 4 * MIB, 8192).unwrap();
+        assert_eq!((a.mapped, b.mapped, a.len(), b.len()), (8192, 8192, 4 * MIB, 4 * MIB));
+        assert!(a.atomic(8192).is_none(), "not in the head");
+        ALONE.set(true);
+        let refused = (a.whole(), a.reserve_more(3 * MIB, 4096), a.release(2 * MIB, 4096));
+        ALONE.set(false);
+        assert_eq!(refused, (None, Err(Errno(libc::ENOMEM)), false));
+        a.reserve_more(3 * MIB, 4096).unwrap();
+        let (whole, theirs) = (a.whole().unwrap(), b.whole().unwrap());
+        assert_eq!((a.whole(), whole == a.base()), (Some(whole), false));
+        // SAFETY: the mappings have 4 MiB, and the heads 8192 bytes; what is touched is reserved.
+        unsafe {
+            whole.as_ptr().add(3 * MIB).write(7);
+            assert_eq!(theirs.as_ptr().add(3 * MIB).read(), 7);
+            a.base().as_ptr().add(100).write(8);
+            assert_eq!((whole.as_ptr().add(100).read(), b.base().as_ptr().add(100).read()), (8, 8));
+            assert!(a.release(3 * MIB, 4096));
+            assert_eq!(theirs.as_ptr().add(3 * MIB).read(), 0);
+        }
+        let has = |at: NonNull<u8>| {
+            let (mut one, page) = (0u8, at.as_ptr().cast());
+            // SAFETY: asks about an address range only; room for one answer.
+            unsafe { libc::mincore(page, 4096, &raw mut one) == 0 }
+        };
+        let bases = [a.base(), whole];
+        assert!(bases.into_iter().all(has));
+        drop(a);
+        assert!(!bases.into_iter().any(has), "both mappings have ended");
     }
 
     #[test]

@@ -5,7 +5,7 @@
  *
  * What the processes of one node hold. PROCESSES meet in a barrier, and then each sends 8 bytes to each other. Prints
  * the most that one has: `descriptors` (with the three standard ones, without what it had before it opened the
- * endpoint), `threads`, `pss_kib`; what all have together, `all_pss_kib`; the time of the first barrier, `barrier_us`; and
+ * endpoint), `threads`, `pss_kib`, `page_tables_kib`; what all have together, `all_pss_kib`; the time of the first barrier, `barrier_us`; and
  * what an fi_cq_read that finds nothing costs one of them while the others sleep, `empty_ps`, picoseconds. With ROUNDS, each
  * sends 8 bytes to each other so many times more, and that is all that is done: prints the time of a message, `message_ns`.
  *
@@ -35,7 +35,7 @@ enum { BARRIERS = 8 };
 /* In memory that all processes share. */
 struct rank {
 	char name[NAME_MAX_LEN];
-	long descriptors, threads, pss_kib, barrier_us, round_ns;
+	long descriptors, threads, pss_kib, page_tables_kib, barrier_us, round_ns;
 };
 struct shared {
 	int arrived[BARRIERS];
@@ -65,18 +65,19 @@ static long descriptors(void)
 	return entries("/proc/self/fd") - 1;
 }
 
-static long pss_kib(void)
+/* The number that follows `name` at the beginning of a line of a file. */
+static long number_in(const char *path, const char *name)
 {
-	FILE *file = fopen("/proc/self/smaps_rollup", "r");
+	FILE *file = fopen(path, "r");
 	char line[256];
-	long kib = 0;
+	long number = 0;
 
 	CHECK(file);
 	while (fgets(line, sizeof(line), file))
-		if (sscanf(line, "Pss: %ld", &kib) == 1)
-			break;
+		if (strncmp(line, name, strlen(name)) == 0)
+			number = atol(line + strlen(name));
 	fclose(file);
-	return kib;
+	return number;
 }
 
 /* All processes are here. Peers are answered meanwhile, if `side` is given. */
@@ -247,7 +248,8 @@ static void one(int rank)
 	gather(&side, 4);
 	mine->descriptors = 3 + descriptors() - before;
 	mine->threads = entries("/proc/self/task");
-	mine->pss_kib = pss_kib();
+	mine->pss_kib = number_in("/proc/self/smaps_rollup", "Pss:");
+	mine->page_tables_kib = number_in("/proc/self/status", "VmPTE:");
 	gather(NULL, 5);
 	if (rank == 0)
 		time_empty_reads(&side);
@@ -285,6 +287,7 @@ static int many_processes(void)
 		MOST(descriptors);
 		MOST(threads);
 		MOST(pss_kib);
+		MOST(page_tables_kib);
 		MOST(barrier_us);
 		MOST(round_ns);
 		all_pss_kib += shared->ranks[i].pss_kib;
@@ -292,8 +295,9 @@ static int many_processes(void)
 	if (rounds)
 		printf("message_ns=%ld\n", most.round_ns / (processes * (processes - 1L)));
 	else
-		printf("descriptors=%ld threads=%ld pss_kib=%ld all_pss_kib=%ld barrier_us=%ld empty_ps=%ld\n", most.descriptors,
-		       most.threads, most.pss_kib, all_pss_kib, most.barrier_us, shared->empty_ps);
+		printf("descriptors=%ld threads=%ld pss_kib=%ld page_tables_kib=%ld all_pss_kib=%ld barrier_us=%ld empty_ps=%ld\n",
+		       most.descriptors, most.threads, most.pss_kib, most.page_tables_kib, all_pss_kib, most.barrier_us,
+		       shared->empty_ps);
 	return 0;
 }
 

@@ -357,13 +357,13 @@ impl Ended {
 
 impl Inbound {
     /// Delivers what is in the ring of a producer that is gone, or of which we accept no more messages. False: the ring
-    /// is corrupt.
+    /// is corrupt, or could not be mapped.
     fn deliver_rest(&mut self, handler: &mut impl Handler) -> bool {
         let peer = self.peer;
         loop {
             match self.consumer.pop(|header, data| handler.on_message(peer, header, data)) {
                 Popped::Message | Popped::Handed(_) => {}
-                Popped::Empty => return true,
+                Popped::Empty => return !self.consumer.has_message(),
                 Popped::Malformed => {
                     log::limited!("peer {}: malformed message in its ring", peer.0);
                     return false;

@@ -342,7 +342,8 @@ impl Shm {
             None if cut => return Err(resources(Errno(libc::EMFILE))),
             None => return Err(MALFORMED),
         };
-        match SharedMemory::attach(fd, hello.geometry.len()) {
+        let sizes = hello.geometry;
+        match SharedMemory::attach_in_parts(fd, sizes.len(), sizes.bulk_at()) {
             Err(Errno(libc::EINVAL)) => Err(MALFORMED),
             mapped => Ok((hello, mapped)),
         }

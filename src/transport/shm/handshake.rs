@@ -352,7 +352,8 @@ enum Ours {
 /// limits or pages are larger than the steps in which a segment is reserved. Errors: those of [`SharedMemory::create`].
 fn segment() -> Result<(Geometry, SharedMemory, OwnedFd), Errno> {
     let of = |geometry: Geometry, reserved: usize| -> Result<_, Errno> {
-        let (memory, fd) = SharedMemory::create(geometry.len(), reserved)?;
+        let (memory, fd) =
+            SharedMemory::create_in_parts(geometry.len(), geometry.bulk_at(), reserved)?;
         Ok((geometry, memory, fd))
     };
     if process::page_size() > SLOTS_STEP as usize * SLOT {

@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //!
-//! Both ends address the segment through its base pointer. Offsets are computed from a checked
+//! Both ends address the segment through its base pointer, or that of its second mapping. Offsets are computed from a checked
 //! [`Geometry`], so they stay inside the mapping. A slot and its bulk bytes belong to the producer
 //! until it stores the slot's sequence word (release) and to the consumer from the matching load
 //! (acquire) until it stores the progress counter (release). The peer is a process of the same user
@@ -21,6 +21,7 @@ use super::layout::{
 use super::storage::{Storage, Word};
 use crate::memory::Segment;
 use crate::sys::shared_memory::SharedMemory;
+use crate::telemetry::log;
 use crate::transport::{Head, MAX_HEADER};
 use growth::Growth;
 pub(super) use places::{Area, Handed};
@@ -107,7 +108,7 @@ pub(super) struct Producer<M = Arc<SharedMemory>> {
     bulk_tail: u32,
     /// Bulk bytes known to be free again (free-running).
     bulk_head: u32,
-    /// `bulk_tail` after each slot, to know what a consumed slot frees.
+    /// `bulk_tail` after each slot, to know what a consumed slot frees. Empty before there is bulk space.
     bulk_after: Box<[u32]>,
     /// Messages with payload beside their slots, modulo 2^16: sent, and known to have been received from the peer.
     sent: u16,
@@ -154,6 +155,7 @@ impl<M: Storage> Producer<M> {
         let mut producer = Self::new(memory, geometry);
         if geometry.bulk > ROOMS[0] {
             producer.growth = Some(Growth::new(budget));
+            producer.bulk_after = Box::default();
             producer.lap = ROOMS[0];
             producer.slots_end = SLOTS_STEP - 1; // see Growth::slots_after
             producer.measure();
@@ -245,6 +247,9 @@ impl<M: Storage> Producer<M> {
         }
         if room > 0 {
             self.lap = self.next_lap.min(room);
+            if self.bulk_after.is_empty() {
+                self.bulk_after = vec![self.bulk_tail; self.geometry.slots as usize].into();
+            }
         }
         self.measure();
     }
@@ -303,11 +308,16 @@ impl<M: Storage> Producer<M> {
 
     /// Called now and then: a link that has carried no payload beside its slots for a while gives its room back.
     pub(super) fn rest(&mut self) {
+        let sent = u32::from(self.sent);
+        // The first room is kept, and to look at a link that has no more would reserve slots.
+        if !self.growth.as_mut().is_some_and(|it| it.room > ROOMS[0] && it.is_idle(sent)) {
+            return;
+        }
         self.refresh();
-        let idle = self.consumed == self.tail && self.bulk_head == self.bulk_tail;
-        let Some(growth) = &mut self.growth else { return };
-        if growth.is_idle(u32::from(self.sent)) && idle && growth.room > ROOMS[0] {
-            growth.shrink(&self.memory, self.geometry);
+        if self.consumed == self.tail && self.bulk_head == self.bulk_tail {
+            if let Some(growth) = &mut self.growth {
+                growth.shrink(&self.memory, self.geometry);
+            }
             self.use_room();
         }
     }
@@ -494,6 +504,7 @@ impl<M: Storage> Producer<M> {
                 }
             }
         };
+        let base = self.memory.whole().ok_or(Full)?.as_ptr();
         let seen = self.seen;
         self.sent = self.sent.wrapping_add(1);
         if let (Some(places), true) = (&mut self.places, self.recycles) {
@@ -508,8 +519,7 @@ impl<M: Storage> Producer<M> {
         }
         let (offset, end) = room;
         // SAFETY: the offset lies inside the segment by its geometry.
-        let start =
-            unsafe { self.memory.base().as_ptr().add(self.geometry.bulk_at() + offset as usize) };
+        let start = unsafe { base.add(self.geometry.bulk_at() + offset as usize) };
         self.memory.written(start, len);
         Ok(Spot { start, kind: BULK, offset, seen, end })
     }
@@ -758,7 +768,7 @@ impl<M: Storage> Consumer<M> {
         let room = unsafe { slot.add(SLOT_HEADER) };
         let SlotHead { len, header_len, kind, seen, .. } = head;
         let mut place = None;
-        let Some(payload) = self.payload(&head, room, &mut place) else { return Popped::Malformed };
+        let Some(payload) = self.payload(&head, room, &mut place) else { return self.refuse() };
         if header_len > MAX_HEADER {
             return Popped::Malformed;
         }
@@ -783,7 +793,7 @@ impl<M: Storage> Consumer<M> {
     }
 
     /// Where the payload of a slot with this head and this room is; `place`: its buffer, if it lies in one. `None`: the
-    /// head points outside the segment.
+    /// head points outside the segment, or that part of it cannot be mapped.
     #[inline(always)]
     fn payload(
         &self,
@@ -795,7 +805,7 @@ impl<M: Storage> Consumer<M> {
         match kind {
             INLINE if header_len + len <= SLOT_ROOM => Some(room.wrapping_add(header_len)),
             BULK if offset + len <= self.geometry.bulk as usize => {
-                Some(self.memory.base().as_ptr().wrapping_add(self.geometry.bulk_at() + offset))
+                Some(self.memory.whole()?.as_ptr().wrapping_add(self.geometry.bulk_at() + offset))
             }
             PLACED | RETURNED => {
                 let [this, other] = self.places.as_ref()?;
@@ -808,6 +818,18 @@ impl<M: Storage> Consumer<M> {
             }
             _ => None,
         }
+    }
+
+    /// The payload of the next message is nowhere.
+    #[cold]
+    fn refuse(&self) -> Popped {
+        if self.memory.whole().is_some() {
+            return Popped::Malformed;
+        }
+        log::limited!(
+            "the system maps no more memory (vm.max_map_count, or a limit of the control group): messages of a peer of this node wait until it does"
+        );
+        Popped::Empty
     }
 
     /// Tells the producer how much was consumed, if it does not know.

@@ -22,8 +22,14 @@ pub(super) trait Word {
 pub(super) trait Storage {
     type Word: Word;
 
-    /// First byte.
+    /// First byte. What lies behind the slots may be mapped elsewhere ([`Self::whole`]).
     fn base(&self) -> NonNull<u8>;
+
+    /// First byte of a mapping of all of it. `None`: the system has no memory for the mapping now.
+    #[inline(always)]
+    fn whole(&self) -> Option<NonNull<u8>> {
+        Some(self.base())
+    }
 
     fn len(&self) -> usize;
 
@@ -69,6 +75,11 @@ impl Storage for SharedMemory {
         Self::base(self)
     }
 
+    #[inline(always)]
+    fn whole(&self) -> Option<NonNull<u8>> {
+        Self::whole(self)
+    }
+
     fn len(&self) -> usize {
         Self::len(self)
     }
@@ -99,6 +110,11 @@ impl<S: Storage> Storage for Arc<S> {
     #[inline(always)]
     fn base(&self) -> NonNull<u8> {
         S::base(self)
+    }
+
+    #[inline(always)]
+    fn whole(&self) -> Option<NonNull<u8>> {
+        S::whole(self)
     }
 
     fn len(&self) -> usize {

@@ -144,7 +144,7 @@ mod tests {
     use super::super::super::layout::LAVISH;
     use super::super::{Consumer, Popped, Producer};
     use super::*;
-    use crate::sys::shared_memory::SharedMemory;
+    use crate::sys::shared_memory::{ALONE, SharedMemory};
     use proptest::prelude::*;
     use std::collections::VecDeque;
     use std::os::fd::{AsRawFd, OwnedFd};
@@ -159,8 +159,9 @@ mod tests {
     }
 
     fn link(budget: usize) -> Link {
-        let (memory, file) = SharedMemory::create(LAVISH.len(), FIRST).unwrap();
-        let other = SharedMemory::attach(&file, LAVISH.len()).unwrap();
+        let (all, head) = (LAVISH.len(), LAVISH.bulk_at());
+        let (memory, file) = SharedMemory::create_in_parts(all, head, FIRST).unwrap();
+        let other = SharedMemory::attach_in_parts(&file, all, head).unwrap();
         let budget = Arc::new(Budget::new(budget));
         let mut tx = Producer::frugal(Arc::new(memory), LAVISH, budget.clone());
         tx.settle();
@@ -213,6 +214,7 @@ mod tests {
         for i in 0..31 {
             assert!(link.push(8, i) && link.pop() == Some((8, i)));
             assert_eq!(link.pop(), None);
+            link.rest();
         }
         assert_eq!(link.bytes(), FIRST, "one page of slots is enough");
         for i in 31..200 {
@@ -238,6 +240,17 @@ mod tests {
         let budget = link.budget.clone();
         drop(link);
         assert!(budget.has(4 << 20), "an ended link takes nothing");
+    }
+
+    #[test]
+    fn a_payload_that_cannot_be_mapped_waits() {
+        let mut link = link(4 << 20);
+        assert!(link.push(8, 1) && link.push(4096, 2) && link.push(8, 3));
+        ALONE.set(true);
+        assert_eq!((link.pop(), link.pop(), link.pop()), (Some((8, 1)), None, None));
+        assert!(link.rx.has_message());
+        ALONE.set(false);
+        assert_eq!((link.pop(), link.pop()), (Some((4096, 2)), Some((8, 3))));
     }
 
     #[test]

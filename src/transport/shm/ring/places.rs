@@ -63,12 +63,12 @@ impl<M: Storage> Area<M> {
         Some((index, self.start(index).filter(|_| fits)?))
     }
 
-    /// First byte of payload buffer `index`.
+    /// First byte of payload buffer `index`. `None`: there is no such buffer, or the segment is not mapped as a whole.
     #[inline]
     pub(super) fn start(&self, index: u8) -> Option<*mut u8> {
         let offset = self.geometry.place(index)?;
         // SAFETY: the buffer lies inside the segment by its geometry.
-        Some(unsafe { self.memory.base().as_ptr().add(offset) })
+        Some(unsafe { self.memory.whole()?.as_ptr().add(offset) })
     }
 }
 
