@@ -39,8 +39,10 @@ struct worker {
 struct scene {
 	const char *name;
 	int workers, victims;
-	/* The kill comes at most so long after the workers know each other, milliseconds. */
-	int latest_ms;
+	/* The kill comes so long after the workers know each other, and at most so much later, milliseconds. */
+	int earliest_ms, latest_ms;
+	/* See struct round. */
+	int loud_ms;
 	/* Stopped for so long before the kill, milliseconds. */
 	int stopped_ms;
 	bool heir, zombie, restart;
@@ -60,6 +62,8 @@ static struct scene scenes[] = {
 	{ .name = "a child holds its sockets", .workers = 3, .victims = 1, .latest_ms = 60, .heir = true },
 	{ .name = "a child, and not reaped", .workers = 3, .victims = 1, .latest_ms = 60, .heir = true, .zombie = true },
 	{ .name = "started again, same port", .workers = 3, .victims = 1, .latest_ms = 60, .restart = true },
+	/* A link shrinks at the tenth look at it, of which there are two a second. */
+	{ .name = "while links shrink", .workers = 3, .victims = 1, .earliest_ms = 5200, .latest_ms = 1000, .loud_ms = 400 },
 };
 #define SCENES (sizeof(scenes) / sizeof(*scenes))
 
@@ -263,7 +267,7 @@ static void make_plan(void)
 	if (forbidden)
 		cma = NULL;
 	plan = (struct round){ .workers = scene->workers, .manner = (enum manner)choose_below(MANNERS),
-			       .forbidden = forbidden };
+			       .forbidden = forbidden, .loud_ms = scene->loud_ms };
 	for (int i = 0; i < plan.workers; i++)
 		plan.cma[i] = cma;
 	slowest = 0;
@@ -286,7 +290,7 @@ static void begin(void)
 /* The first workers are the victims. */
 static void kill_victims(void)
 {
-	double at = now() + next_random(&random_state) % 1000 * 1e-3 * scene->latest_ms * 1e-3;
+	double at = now() + (scene->earliest_ms + next_random(&random_state) % 1000 * 1e-3 * scene->latest_ms) * 1e-3;
 
 	while (now() < at && !trouble[0])
 		hear_workers(1);

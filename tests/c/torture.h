@@ -20,6 +20,8 @@ struct round {
 	enum forbidden forbidden;
 	/* FI_UDRV_CMA of each worker, or null. */
 	const char *cma[MOST_WORKERS];
+	/* After so long only messages that take no bulk space, so that links shrink, milliseconds (0: never). */
+	int loud_ms;
 	/* A port for the worker that begins (0: any). */
 	int port[MOST_WORKERS];
 };

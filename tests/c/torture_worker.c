@@ -52,6 +52,9 @@ static struct peer peers[MOST_WORKERS];
 static const struct round *plan;
 static uint64_t random_state, messages;
 static bool stopping, stopped;
+/* When this worker learned of the first other one; and the KiB of shared memory that it had mapped when it was loud last. */
+static double loud_since;
+static long loud_kib;
 static int own_number;
 
 static void report(const struct note *note)
@@ -71,6 +74,55 @@ static void check_files(void)
 			FAIL("mapped: %s", line);
 	if (maps)
 		fclose(maps);
+}
+
+/* KiB of the segments of links that have pages. */
+static long segments_kib(void)
+{
+	char line[512];
+	bool segment = false;
+	long kib, sum = 0;
+	FILE *maps = fopen("/proc/self/smaps", "r");
+
+	while (maps && fgets(line, sizeof(line), maps)) {
+		if (strstr(line, "/memfd:"))
+			segment = strstr(line, "/memfd:udrv (deleted)") != NULL;
+		else if (segment && sscanf(line, "Rss: %ld kB", &kib) == 1)
+			sum += kib, segment = false;
+	}
+	if (maps)
+		fclose(maps);
+	return sum;
+}
+
+/* Whether messages may take bulk space. */
+static bool is_loud(void)
+{
+	if (!plan->loud_ms || !loud_since)
+		return true;
+	if (now() < loud_since + plan->loud_ms * 1e-3)
+		return true;
+	if (!loud_kib)
+		loud_kib = segments_kib();
+	return false;
+}
+
+/* The links have grown, and have given most of that back. */
+static void check_shrunk(void)
+{
+	double end = now() + patience_s(8);
+
+	if (!plan->loud_ms)
+		return;
+	CHECK(!is_loud());
+	if (loud_kib < 2048)
+		FAIL("the links have %ld KiB: they have not grown", loud_kib);
+	while (segments_kib() > loud_kib / 2) {
+		if (now() > end)
+			FAIL("the links had %ld KiB, and have %ld", loud_kib, segments_kib());
+		progress(&self);
+		sleep_ms(20);
+	}
 }
 
 static void lose(struct peer *peer, const char *what, int error, const char *cause)
@@ -174,7 +226,8 @@ static bool post_send(struct operation *operation)
 	struct peer *peer = operation->peer;
 	uint64_t kind = next_random(&random_state) % 10;
 	uint64_t mark = (uint64_t)getpid() << 32 | (next_random(&random_state) & 0xFFFFFFFF);
-	size_t len = next_random(&random_state) % (kind < 5 ? 100 : kind < 8 ? 16384 : LONGEST);
+	size_t most = !is_loud() ? 64 : kind < 5 ? 100 : kind < 8 ? 16384 : LONGEST;
+	size_t len = next_random(&random_state) % most;
 	ssize_t rc;
 
 	fill(operation->buffer, len, (uint32_t)mark);
@@ -227,6 +280,8 @@ static void meet_peer(const struct note *note)
 {
 	struct peer *peer = &peers[note->peer];
 
+	if (!loud_since)
+		loud_since = now();
 	if (peer->known)
 		OK(fi_av_remove(self.av, &peer->address, 1, 0));
 	peer->reborn = peer->known;
@@ -252,6 +307,7 @@ static void check_counts(void)
 
 static void leave(void)
 {
+	check_shrunk();
 	report(&(struct note){ .kind = CLOSING, .count = messages });
 	check_files();
 	check_counts();
