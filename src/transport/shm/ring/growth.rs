@@ -243,6 +243,27 @@ mod tests {
     }
 
     #[test]
+    fn the_man_page_tells_what_a_link_takes() {
+        let page = include_str!("../../../../man/fi_udrv.7").split_whitespace();
+        let page = page.collect::<Vec<_>>().join(" ");
+        let says = |words: String| assert!(page.contains(&words), "{words}");
+        let mut link = link(4 << 20);
+        assert!(link.push(8, 1) && link.pop() == Some((8, 1)));
+        says(format!("takes {} KiB of shared memory for each peer", link.bytes() >> 10));
+        for i in 0..=255 {
+            assert!(link.push(8, i) && link.pop() == Some((8, i)));
+        }
+        let slots = link.bytes();
+        says(format!("{} KiB after 256 messages", slots >> 10));
+        assert!(link.push(101, 1) && link.pop() == Some((101, 1)));
+        says(format!("{} KiB more once one was longer", (link.bytes() - slots) >> 10));
+        link.carry(100 << 10);
+        says(format!("grows to {} KiB", link.bytes() >> 10));
+        link.carry(1 << 20);
+        says(format!("and then to {:.1} MiB", link.bytes() as f64 / f64::from(1 << 20)));
+    }
+
+    #[test]
     fn a_payload_that_cannot_be_mapped_waits() {
         let mut link = link(4 << 20);
         assert!(link.push(8, 1) && link.push(4096, 2) && link.push(8, 3));
