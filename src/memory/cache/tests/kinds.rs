@@ -102,7 +102,7 @@ fn moved() {
     let mut new = 0;
     bench.after(addr, LEN, || new = remap(addr, LEN, 64 * LEN, 0).unwrap());
     if new == addr {
-        return eprintln!("grew in place");
+        return eprintln!("skipped: it grew in place");
     }
     map_over(addr, LEN);
     fill(addr, LEN, 2);

@@ -13,7 +13,10 @@ fn expose(end: &mut End, to: PeerId, memory: &OwnedBuffer) -> Option<Registratio
     match end.net.register(to, LANE, &memory.segments(), purpose) {
         Registered::Yes(registered) => Some(registered),
         // Without userfaultfd a change of the mapping would go unnoticed.
-        Registered::Never if std::env::var_os("UDRV_TEST_RDMA").is_none() => None,
+        Registered::Never if std::env::var_os("UDRV_TEST_RDMA").is_none() => {
+            eprintln!("skipped: no userfaultfd");
+            None
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -129,7 +129,10 @@ struct Second {
 impl Second {
     fn new() -> Option<Self> {
         static ALONE: Mutex<()> = Mutex::new(());
-        std::env::var_os("UDRV_LAB_GUEST")?;
+        if std::env::var_os("UDRV_LAB_GUEST").is_none() {
+            eprintln!("skipped: devices are taken away in a guest only");
+            return None;
+        }
         let devices = std::env::var("UDRV_LAB_DEVICES").ok()?;
         let device = devices.split(' ').nth(1)?.to_owned();
         let interface = device.replace("rxe", "eth");
