@@ -175,16 +175,11 @@ impl<I: Iface> Engine<I> {
     }
 
     /// Fails the receives that wait for `source`, if this endpoint knows that peer to be dead: for those of a shared
-    /// queue, which are posted without it. False: it does not.
-    pub(crate) fn fail_hopeless(&mut self, source: u64, host: &mut impl Host) -> bool {
-        if source == ANY_SOURCE || !self.core.peers.has_dead() {
-            return false;
-        }
-        let error = self.core.peers.hopeless(source, host);
-        error.is_some_and(|error| {
+    /// queue, which are posted all the same.
+    pub(crate) fn fail_hopeless(&mut self, source: u64, host: &mut impl Host) {
+        if let Some(error) = self.core.peers.hopeless(source, host) {
             self.core.fail_directed(source, error, host);
-            true
-        })
+        }
     }
 
     /// Ends the receives whose messages are still arriving: the endpoint closes, and their buffers belong to a shared

@@ -16,11 +16,10 @@ use crate::ofi::domain::{Domain, Hmem};
 use crate::ofi::guard::{code, entries, entry};
 use crate::ofi::lock::{Guard, Locked};
 use crate::ofi::own::{Object, close as close_object};
-use crate::ofi::progress::{By, Progress};
+use crate::ofi::progress::{By, Progress, progress_for_others};
 use crate::ofi::table::{SLACK, Slack, Table, stubs};
-use crate::protocol::{ANY_SOURCE, Engine, PeekAction, ReceiveOp, Receives, Report};
+use crate::protocol::{ANY_SOURCE, PeekAction, ReceiveOp, Receives, Report};
 use crate::telemetry::log;
-use crate::transport::router::Router;
 use libc::iovec;
 use libfabric_sys::{
     FI_ADDR_UNSPEC, FI_AUTH_KEY, FI_CLAIM, FI_CLASS_SRX_CTX, FI_CLASS_STX_CTX, FI_COMPLETION,
@@ -239,6 +238,26 @@ impl SharedReceive {
             .map(|(_, endpoint)| endpoint)
     }
 
+    /// Fails the receives that wait for a peer that an endpoint knows to be dead, after a look at what the others may have
+    /// of it.
+    fn fail_hopeless(&self, source: u64, guard: &Guard<'_>) {
+        if source == ANY_SOURCE {
+            return;
+        }
+        let knows = |endpoint: &&Endpoint| {
+            let (engine, host) = (endpoint.engine(guard), endpoint.host(guard));
+            engine.is_some_and(|engine| engine.is_hopeless(source, &host))
+        };
+        let Some(endpoint) = self.endpoints(guard).find(knows) else { return };
+        for other in self.endpoints(guard) {
+            progress_for_others(other, guard);
+        }
+        if let Some(engine) = endpoint.engine(guard) {
+            engine.fail_hopeless(source, &mut endpoint.host(guard));
+        }
+        endpoint.end_call(guard);
+    }
+
     /// The source that a receive wants, as completions name it. All endpoints have the same address vector.
     fn wanted_source(
         &self,
@@ -309,14 +328,7 @@ fn try_receive(
             break;
         }
     }
-    for endpoint in shared.endpoints(&guard) {
-        let mut host = endpoint.host(&guard);
-        let fails = |engine: &mut Engine<Router>| engine.fail_hopeless(op.source, &mut host);
-        if endpoint.engine(&guard).is_some_and(fails) {
-            endpoint.end_call(&guard);
-            break;
-        }
-    }
+    shared.fail_hopeless(op.source, &guard);
     Ok(())
 }
 
