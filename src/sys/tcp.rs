@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Most connections that wait to be accepted.
-const BACKLOG: libc::c_int = 256;
+pub(crate) const BACKLOG: libc::c_int = 256;
 
 fn socket(address: &SocketAddr) -> Result<OwnedFd> {
     let family = if address.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };

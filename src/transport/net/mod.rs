@@ -1228,7 +1228,9 @@ impl Transport for Net {
             self.rhythm.hot = self.rhythm.hot.max(1);
             return false;
         }
-        self.armed = self.shared.arm(core.next_timeout().map(|at| at.max(now + 1))).is_ok();
+        let streams = self.streams.as_ref().and_then(Streams::next_timeout);
+        let due = core.next_timeout().into_iter().chain(streams).min();
+        self.armed = self.shared.arm(due.map(|at| at.max(now + 1))).is_ok();
         self.armed
     }
 

@@ -125,7 +125,7 @@ impl Streams {
             limit,
             outgoing: HashMap::new(),
             incoming: Vec::new(),
-            strangers: Strangers::default(),
+            strangers: Strangers::new(),
             number: 0,
             seen: HashMap::new(),
             failures: HashMap::new(),
@@ -345,6 +345,11 @@ impl Streams {
         self.looked_at = 0;
     }
 
+    /// When `poll` has something to do even if no descriptor is ready.
+    pub(super) fn next_timeout(&self) -> Option<u64> {
+        Some(self.deaf_until).filter(|at| *at != 0)
+    }
+
     /// There was a frame recently.
     #[inline]
     pub(super) fn is_hot(&self) -> bool {
@@ -413,8 +418,8 @@ impl Streams {
         n
     }
 
-    /// Accepts connections. Without a free descriptor they stay in the backlog, and cause no wakeups. If accepting
-    /// never works, the listener closes, so that peers are refused and send datagrams.
+    /// Accepts connections. Without a free descriptor those that come later wait for a moment, and cause no wakeups. If
+    /// accepting never works, the listener closes, so that peers are refused and send datagrams.
     fn accept(&mut self, now: u64) {
         let Some(listener) = &mut self.listener else { return };
         let accepted = self.strangers.accept(listener, &self.epoll, &self.neighbours, now);

@@ -6,10 +6,12 @@ use crate::memory::SegmentList;
 use crate::sys::Errno;
 use crate::sys::event::wait_readable;
 use crate::sys::late_set::LateSet;
+use crate::sys::spare::{self, Spare};
 use crate::sys::tcp::{self, Received};
 use crate::telemetry::log;
 use crate::transport::net::neighbours::{Neighbours, Standing};
-use std::os::fd::AsFd;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// Most connections that may wait for their greeting.
@@ -37,14 +39,52 @@ impl Stranger {
 }
 
 /// All such connections, oldest first.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Strangers {
     list: Vec<Stranger>,
     next: u32,
+    spare: Spare,
+    /// As if there were no descriptors left.
+    #[cfg(test)]
+    pub(super) full: bool,
 }
 
 impl Strangers {
-    /// Accepts some connections. Errors: EMFILE, ENFILE, ENOMEM; the error of a system-call filter.
+    pub(super) fn new() -> Self {
+        let (list, next, spare) = (Vec::new(), 0, Spare::new());
+        Self {
+            list,
+            next,
+            spare,
+            #[cfg(test)]
+            full: false,
+        }
+    }
+
+    fn next_at(&self, listener: &Member) -> Result<Option<(OwnedFd, SocketAddr)>, Errno> {
+        #[cfg(test)]
+        if self.full {
+            return Err(Errno(libc::EMFILE));
+        }
+        tcp::accept(listener.fd(), PATIENCE_MS)
+    }
+
+    /// Without a descriptor, connections are closed at once, by means of the spare ones: the system has completed them
+    /// already, and would acknowledge frames that nobody reads.
+    #[cold]
+    fn refuse_all(&self, listener: &Member) {
+        self.spare.refill();
+        spare::lend(|| {
+            for _ in 0..tcp::BACKLOG {
+                if !matches!(tcp::accept(listener.fd(), PATIENCE_MS), Ok(Some(_))) {
+                    break;
+                }
+            }
+        });
+    }
+
+    /// Accepts some connections. Errors: EMFILE, ENFILE: all that waited were refused; ENOMEM; the error of a
+    /// system-call filter.
     pub(super) fn accept(
         &mut self,
         listener: &Member,
@@ -53,7 +93,7 @@ impl Strangers {
         now: u64,
     ) -> Result<(), Errno> {
         for _ in 0..ACCEPTS {
-            let fd = match tcp::accept(listener.fd(), PATIENCE_MS) {
+            let fd = match self.next_at(listener) {
                 // Another user of this host is refused at once. A socket that was closed meanwhile has no user; its
                 // greeting identifies it.
                 Ok(Some((fd, from))) => match tcp::local_addr(fd.as_fd()) {
@@ -66,7 +106,13 @@ impl Strangers {
                 },
                 Ok(None) => return Ok(()),
                 Err(errno) => {
-                    log::limited!(cause: errno.0, "cannot accept a TCP stream: {errno}");
+                    log::limited!(
+                        cause: errno.0,
+                        "cannot accept a TCP stream: {errno}; long messages come as datagrams, which is slower"
+                    );
+                    if matches!(errno.0, libc::EMFILE | libc::ENFILE) {
+                        self.refuse_all(listener);
+                    }
                     return Err(errno);
                 }
             };

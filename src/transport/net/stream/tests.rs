@@ -319,6 +319,37 @@ fn the_reader_gives_up_and_the_writer_hears_of_it() {
 }
 
 #[test]
+fn without_descriptors_the_sender_hears_that_its_frames_are_not_read() {
+    let (mut a, mut b) = (End::open(4), End::open(4));
+    let to_b = a.meet(&mut b);
+    b.streams().strangers.full = true;
+    // `a` does not know whether the other side has accepted the stream.
+    assert!(within(5, || {
+        a.poll();
+        a.net.has_stream(to_b)
+    }));
+    assert!(a.frame(to_b, 1, &pattern(100)));
+    assert!(within(5, || {
+        b.poll();
+        a.poll();
+        !a.got.events.is_empty() && !b.got.events.is_empty()
+    }));
+    assert_eq!(a.got.events, [Lost(StreamEnd::Outgoing)]);
+    assert_eq!(b.got.events, [Lost(StreamEnd::Incoming)]);
+    // It tries again by itself.
+    assert!(b.streams().next_timeout().is_some());
+    b.streams().strangers.full = false;
+    assert!(within(5, || {
+        b.poll();
+        b.streams().next_timeout().is_none()
+    }));
+    b.got.events.clear();
+    assert!(a.has_stream(to_b, &mut b, 5));
+    assert!(a.frame(to_b, 2, &pattern(100)));
+    assert_eq!(b.hears(1), [Message(2, pattern(100))]);
+}
+
+#[test]
 fn strangers_forgers_and_repeaters_are_refused() {
     let (mut a, mut b, to_b) = pair();
     let at = b.net.me.0;
