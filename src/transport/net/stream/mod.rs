@@ -57,7 +57,8 @@ const RETRY_NS: u64 = 1_000_000_000;
 /// nanoseconds.
 const HOT: u32 = 2048;
 const LOOK_NS: u64 = 50_000;
-/// The same while there are no streams: a new one can wait, its messages go as datagrams meanwhile.
+/// The same while there are no streams: a new one can wait, its messages go as datagrams meanwhile; and while one stream
+/// has a frame in each poll.
 const IDLE_LOOK_NS: u64 = 1_000_000;
 /// One in this many polls asks which streams are ready; the others try the last one.
 const ASK_EVERY: u32 = 8;
@@ -376,7 +377,9 @@ impl Streams {
         if self.hot > 0 {
             self.hot -= 1;
             n += self.read(self.latest, machine, sink);
-            if n == 0 && self.hot % ASK_EVERY == 0 {
+            // A stream that always has a frame leaves the others waiting no longer than this.
+            let overdue = now.saturating_sub(self.looked_at) >= IDLE_LOOK_NS;
+            if overdue || n == 0 && self.hot % ASK_EVERY == 0 {
                 n += self.look(now, machine, sink);
             }
         } else {

@@ -278,6 +278,27 @@ fn what_the_system_does_not_take_at_once_leaves_later() {
 }
 
 #[test]
+fn a_busy_stream_does_not_keep_the_others_waiting() {
+    let (mut a, mut b, to_b) = pair();
+    let mut c = End::open(4);
+    let c_to_b = c.meet(&mut b);
+    assert!(c.has_stream(c_to_b, &mut b, 5));
+    assert!(within(5, || {
+        b.poll();
+        b.streams().counts().taken == 2
+    }));
+    assert!(a.frame(to_b, 1, &pattern(10)));
+    assert_eq!(b.hears(1), [Message(1, pattern(10))]);
+    assert!(c.frame(c_to_b, 2, &pattern(10)));
+    // Each poll of `b` finds a frame of `a`.
+    assert!(within(5, || {
+        a.frame(to_b, 1, &pattern(10));
+        b.poll();
+        b.got.events.contains(&Message(2, pattern(10)))
+    }));
+}
+
+#[test]
 fn both_ends_hear_of_a_loss() {
     let (mut a, mut b, to_b) = pair();
     while a.frame(to_b, 1, &pattern(PAYLOAD_MAX)) {}
