@@ -178,9 +178,6 @@ impl Sender {
             self.window.lose_first();
         }
         self.timeout.extra = u8::from(!self.window.lost.is_empty());
-        if self.window.packets.is_empty() {
-            self.timeout.attempts = 0;
-        }
     }
 
     /// Processes the acknowledgement in a packet that came at `came`. `words`: the selective acknowledgement. False: it

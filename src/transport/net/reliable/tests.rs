@@ -527,6 +527,45 @@ fn what_is_lost_is_sent_again() {
 }
 
 #[test]
+fn a_packet_that_arrives_after_it_was_declared_lost_leaves_no_timeout_behind() {
+    let mut bench = Bench::connected();
+    for _ in 0..50 {
+        bench.poll();
+    }
+    (0..5).for_each(|_| bench.send(b"head", 1000).unwrap());
+    let Bench { a, b, now } = &mut bench;
+    a.machine.poll_transmit(*now, &mut a.wire);
+    let mut packets = std::mem::take(&mut a.wire.packets);
+    packets.retain(|packet| Hello::decode(packet).is_none());
+    assert_eq!(packets.len(), 5);
+    packets.rotate_left(1);
+    // The answers before and after the first packet arrive together.
+    for (n, packet) in packets.iter().enumerate() {
+        b.machine.on_datagram(*now, &a.address, packet, Condition::default(), &mut b.heard);
+        if n >= 3 {
+            b.machine.acknowledge_all();
+            b.machine.poll_transmit(*now, &mut b.wire);
+        }
+    }
+    let answers = std::mem::take(&mut b.wire.packets);
+    assert_eq!(answers.len(), 2);
+    for answer in answers {
+        a.machine.on_datagram(*now, &b.address, &answer, Condition::default(), &mut a.heard);
+    }
+    assert_eq!(a.machine.unacknowledged(), 0);
+    a.machine.poll_transmit(*now, &mut a.wire);
+    let (before, end) = (a.machine.counts().timeouts, *now + 10_000 * MS);
+    let mut deadlines = 0;
+    while let Some(at) = a.machine.next_timeout().filter(|at| *at < end) {
+        a.machine.on_timeout(at, &mut a.heard);
+        a.machine.poll_transmit(at, &mut a.wire);
+        deadlines += 1;
+    }
+    assert_eq!(a.machine.counts().timeouts, before);
+    assert!(deadlines < 50, "{deadlines}");
+}
+
+#[test]
 fn a_packet_that_a_device_may_still_read_stays_as_it_is() {
     let mut bench = Bench::connected();
     let pool = Pool::new(1472).unwrap();
