@@ -9,7 +9,7 @@ use super::verbs::HybridLink;
 use crate::sys::Errno;
 use crate::transport::peers::PeerTable;
 use crate::transport::{Address, Departure, MAX_HEADER, Mark, PeerId};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// Bytes of messages that wait for the application. Beyond that, packets with data are dropped, and their senders keep
@@ -58,6 +58,8 @@ pub(super) struct Core {
     inbox_bytes: usize,
     /// The peers whose departures wait in the inbox, in the same order.
     departing: VecDeque<PeerId>,
+    /// Numbers of connections that had packets with data dropped because the inbox was full.
+    turned_away: BTreeSet<u32>,
     /// Turns of the background thread.
     pub(super) background_turns: u64,
 }
@@ -125,16 +127,20 @@ struct Inwards<'a, S> {
     machine: &'a mut Reliable,
     now: u64,
     sink: S,
-    /// There is no room for packets with data.
-    full: bool,
+    /// There is no room for packets with data: the connections that are turned away.
+    full: Option<&'a mut BTreeSet<u32>>,
 }
 
 impl<S: Sink> LinkSink for Inwards<'_, S> {
     #[inline]
     fn on_datagram(&mut self, from: &Address, bytes: &[u8], condition: Condition) {
         // Acknowledgements need no room, and without them everything would be retransmitted.
-        if self.full && Header::decode(bytes).is_some_and(|(header, _)| header.kind == Kind::Data) {
-            return;
+        if let Some(turned_away) = &mut self.full {
+            if let Some((Header { kind: Kind::Data, dest, .. }, _)) = Header::decode(bytes) {
+                // Packets with made-up numbers are not remembered.
+                turned_away.extend(self.machine.owner_of(dest).map(|_| dest));
+                return;
+            }
         }
         self.machine.on_datagram(self.now, from, bytes, condition, &mut self.sink);
     }
@@ -171,6 +177,7 @@ impl Core {
             inbox,
             inbox_bytes: 0,
             departing,
+            turned_away: BTreeSet::new(),
             background_turns: 0,
         }
     }
@@ -245,7 +252,7 @@ impl Core {
         sink: impl FnOnce(&'a mut PeerTable, &'a Neighbours) -> S,
     ) -> usize {
         let Self { machine, link, peers, neighbours, .. } = self;
-        let mut inwards = Inwards { machine, now, sink: sink(peers, neighbours), full: false };
+        let mut inwards = Inwards { machine, now, sink: sink(peers, neighbours), full: None };
         let n = link.take_arrived(&mut inwards);
         if machine.has_unsent() {
             machine.poll_transmit(now, link);
@@ -269,8 +276,11 @@ impl Core {
         now: u64,
         sink: impl FnOnce(&'a mut PeerTable, &'a Neighbours) -> S,
     ) -> usize {
-        let Self { machine, link, peers, neighbours, .. } = self;
-        turn(machine, link, now, sink(peers, neighbours), false)
+        let Self { machine, link, peers, neighbours, turned_away, .. } = self;
+        while let Some(id) = turned_away.pop_first() {
+            machine.ask_for_data(id);
+        }
+        turn(machine, link, now, sink(peers, neighbours), None)
     }
 
     /// The same on behalf of an application that does not poll: arrivals are kept.
@@ -278,7 +288,7 @@ impl Core {
         let Self { machine, link, peers, neighbours, inbox, inbox_bytes: bytes, departing, .. } =
             self;
         self.background_turns += 1;
-        let full = *bytes >= INBOX_MAX;
+        let full = (*bytes >= INBOX_MAX).then_some(&mut self.turned_away);
         turn(machine, link, now, Keep { peers, neighbours, inbox, bytes, departing }, full)
     }
 }
@@ -289,7 +299,7 @@ fn turn(
     link: &mut HybridLink,
     now: u64,
     sink: impl Sink,
-    full: bool,
+    full: Option<&mut BTreeSet<u32>>,
 ) -> usize {
     link.tend(now);
     let mut inwards = Inwards { machine, now, sink, full };

@@ -158,7 +158,7 @@ impl Connection {
         let timeout = &mut self.sender.timeout;
         if timeout.attempts > 0 {
             self.path.on_answer(len, timeout.attempts, front, hellos);
-            timeout.end(now);
+            timeout.on_answer(front.base, now);
         }
     }
 

@@ -506,6 +506,14 @@ impl Reliable {
         }
     }
 
+    /// There is room again for packets of connection `id`: the peer is asked to send them now.
+    #[cold]
+    pub(crate) fn ask_for_data(&mut self, id: u32) {
+        let Some((place, c)) = self.table.numbered(id) else { return };
+        c.receiver.acknowledgement.ask();
+        self.settle(place);
+    }
+
     /// Sends a CLOSE to all peers.
     pub(crate) fn close(&mut self, now: u64, link: &mut impl Link) {
         self.turn(now);

@@ -566,6 +566,42 @@ fn a_packet_that_arrives_after_it_was_declared_lost_leaves_no_timeout_behind() {
 }
 
 #[test]
+fn a_peer_without_room_is_not_flooded_and_says_when_it_has_some() {
+    let mut bench = Bench::connected();
+    for _ in 0..50 {
+        bench.poll();
+    }
+    let data = std::cell::Cell::new(0);
+    let lets = |packet: &[u8]| {
+        let handshake = Hello::decode(packet).is_some();
+        data.set(data.get() + u32::from(!handshake));
+        handshake
+    };
+    bench.send(b"late", 100).unwrap();
+    let pass = |bench: &mut Bench, ms: u32| {
+        data.set(0);
+        for _ in 0..ms {
+            bench.wait(MS);
+            bench.exchange(lets);
+        }
+        data.get()
+    };
+    pass(&mut bench, 1000);
+    // Both directions count: the peer acknowledges handshakes.
+    let sent = pass(&mut bench, 9_000);
+    assert!((5..40).contains(&sent), "{sent}");
+    assert_eq!(bench.b.heard.messages, []);
+    let id = bench.b.machine.table.of(PeerId(0)).unwrap().id;
+    bench.b.machine.ask_for_data(id);
+    for _ in 0..2 {
+        bench.exchange(|_| true);
+        bench.wait(0);
+    }
+    bench.exchange(|_| true);
+    assert_eq!(bench.b.heard.messages.len(), 1, "it waits for no back-off");
+}
+
+#[test]
 fn a_packet_that_a_device_may_still_read_stays_as_it_is() {
     let mut bench = Bench::connected();
     let pool = Pool::new(1472).unwrap();

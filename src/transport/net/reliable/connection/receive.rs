@@ -1,7 +1,9 @@
 //! Receiving a packet: whether it is genuine, and what it says.
 
 use super::super::interface::Sink;
-use super::super::packet::{HEADER_LEN, HEADER_ONLY, Header, Kind, PRESSURE, TAG_AT, widen};
+use super::super::packet::{
+    ACK_REQUEST, HEADER_LEN, HEADER_ONLY, Header, Kind, PRESSURE, TAG_AT, widen,
+};
 use super::super::receiver::{Arrival, Fault};
 use super::super::sender::Sender;
 use super::super::shared::Shared;
@@ -67,6 +69,7 @@ impl Connection {
         let mut sound = self.sender.on_acknowledgement(shared, header, words, now, now);
         match header.kind {
             _ if !sound => {}
+            Kind::Ack if header.flags & ACK_REQUEST != 0 => self.sender.timeout.hurry(now),
             Kind::Ack => {}
             Kind::Close => {
                 let expected = self.receiver.order.expected;

@@ -247,6 +247,7 @@ impl Connection {
         let (head, words) = bytes.split_at_mut(HEADER_LEN);
         let count = self.receiver.order.write_sack(words);
         header.sack_words = count as u8;
+        header.flags |= if self.receiver.acknowledgement.asks { ACK_REQUEST } else { 0 };
         let words = words.get(..count * 8).unwrap_or(&[]);
         let len = HEADER_LEN + count * 8;
         if kind == Kind::Close {
@@ -265,6 +266,7 @@ impl Connection {
         if turn.link.send(&self.address, &[IoSlice::new(packet)]) == 0 {
             return false;
         }
+        self.receiver.acknowledgement.asks = false;
         turn.shared.counts.acks_sent += 1;
         turn.sent += 1;
         self.receiver.acknowledgement.on_sent(true);

@@ -18,11 +18,13 @@ pub(crate) struct Acknowledgement {
     pub(crate) at: u64,
     /// That deadline was postponed once.
     put_off: bool,
+    /// It asks the peer to send again what found no room.
+    pub(crate) asks: bool,
 }
 
 impl Default for Acknowledgement {
     fn default() -> Self {
-        Self { owed: 0, now: false, at: NEVER, put_off: false }
+        Self { owed: 0, now: false, at: NEVER, put_off: false, asks: false }
     }
 }
 
@@ -49,9 +51,15 @@ impl Acknowledgement {
         self.at = if self.put_off { later } else { NEVER };
     }
 
+    /// The next one is sent as soon as possible, and asks the peer to send again what found no room.
+    pub(crate) fn ask(&mut self) {
+        (self.now, self.asks) = (true, true);
+    }
+
     /// A packet has acknowledged `all` that arrived, or only what is in order.
     pub(crate) fn on_sent(&mut self, all: bool) {
-        *self = Self { now: self.now && !all, ..Self::default() };
+        let asks = self.asks;
+        *self = Self { now: self.now && !all || asks, asks, ..Self::default() };
     }
 }
 
@@ -72,6 +80,12 @@ mod tests {
         assert_eq!((ack.at, ack.now), (NEVER, true));
         ack.on_sent(false);
         assert!(ack.now && ack.owed == 0, "what came early is not told yet");
+        ack.on_sent(true);
+        assert!(!ack.now);
+        ack.ask();
+        ack.on_sent(true);
+        assert!(ack.now, "a packet with data does not ask");
+        ack.asks = false;
         ack.on_sent(true);
         assert!(!ack.now);
     }

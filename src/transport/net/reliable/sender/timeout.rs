@@ -20,11 +20,13 @@ pub(crate) struct Timeout {
     pub(crate) attempts: u8,
     /// Packets that may leave although the window is full.
     pub(crate) extra: u8,
+    /// The first unacknowledged packet when the peer last answered a handshake.
+    answered: Option<u64>,
 }
 
 impl Timeout {
     pub(super) fn new() -> Self {
-        Self { at: NEVER, since: NEVER, attempts: 0, extra: 0 }
+        Self { at: NEVER, since: NEVER, attempts: 0, extra: 0, answered: None }
     }
 
     /// `ns`, doubled for each timeout in a row.
@@ -40,6 +42,21 @@ impl Timeout {
     /// The peer is there: packets that wait for its answer need not wait longer.
     pub(crate) fn end(&mut self, now: u64) {
         (self.since, self.at, self.attempts) = (NEVER, now, 0);
+    }
+
+    /// The peer has answered a handshake; `base` is the first unacknowledged packet. If that was so the last time, the
+    /// peer drops packets for lack of room, and the back-off goes on.
+    pub(crate) fn on_answer(&mut self, base: u64, now: u64) {
+        if self.answered.replace(base) != Some(base) {
+            self.end(now);
+        }
+    }
+
+    /// The peer has room again.
+    pub(crate) fn hurry(&mut self, now: u64) {
+        if self.attempts > 0 {
+            self.end(now);
+        }
     }
 
     /// It has expired. True: the peer may answer as late as `late_ns`, and it is waited for until then.
@@ -79,6 +96,17 @@ mod tests {
         timeout.end(205);
         assert!(!timeout.waits(500, 205) && !timeout.waits(0, 205));
         assert_eq!(timeout.waited(300), 0);
+    }
+
+    #[test]
+    fn a_peer_that_answers_and_takes_nothing_ends_the_back_off_once() {
+        let mut timeout = Timeout::new();
+        timeout.start(100, 20);
+        for (base, ends) in [(7, true), (7, false), (7, false), (8, true), (8, false)] {
+            timeout.attempts = 5;
+            timeout.on_answer(base, 105);
+            assert_eq!(timeout.attempts == 0, ends, "{base}");
+        }
     }
 
     #[test]
