@@ -348,6 +348,9 @@ fn why_gone(errno: Errno) -> &'static str {
         }
         libc::EHOSTDOWN => ". Its process has ended, or was restarted",
         libc::ECONNREFUSED => ". No process listens at this address",
+        libc::EMSGSIZE => {
+            ". It answers, but for FI_UDRV_PEER_TIMEOUT seconds the path has dropped packets of the length that it carried before, and their fragments: FI_UDRV_MTU limits the length"
+        }
         libc::EKEYREJECTED => {
             ". It has another job key: give all processes the same FI_UDRV_JOB_KEY or ~/.config/udrv/key"
         }

@@ -149,7 +149,7 @@ impl Connection {
     }
 
     /// The peer has answered an INIT of `len` bytes.
-    pub(super) fn on_answered(&mut self, len: u16, now: u64) {
+    pub(super) fn on_answered(&mut self, len: u16, patience: u64, now: u64) {
         let (front, hellos) = (self.front(), &mut self.handshake.hellos);
         if !self.path.on_probe_answer(len, now, hellos) {
             // A peer whose INIT was not a path probe may be waiting for proof.
@@ -157,7 +157,7 @@ impl Connection {
         }
         let timeout = &mut self.sender.timeout;
         if timeout.attempts > 0 {
-            self.path.on_answer(len, timeout.attempts, front, hellos);
+            self.path.on_answer(len, timeout.attempts, front, patience, hellos);
             timeout.on_answer(front.base, now);
         }
     }
@@ -271,6 +271,9 @@ impl Connection {
         } else if !liveness.look_at_debtor(patience, timeout, now, hellos) {
             let refused = self.handshake.key_refused;
             return Some(End::failed(if refused { libc::EKEYREJECTED } else { libc::ETIMEDOUT }));
+        }
+        if self.path.blocked_for(self.sender.window.base, patience) >= timeout {
+            return Some(End::failed(libc::EMSGSIZE));
         }
         if liveness.refusals > 0 && phase == Phase::Established {
             liveness.ask(now, hellos);

@@ -297,7 +297,7 @@ impl Reliable {
         } else if c.handshake.is_with(hello) {
             c.liveness.heard(self.shared.patience);
             c.handshake.cookie = 0;
-            c.on_answered(hello.answered, now);
+            c.on_answered(hello.answered, self.shared.patience, now);
         } else if !hello.established {
             // It answers an INIT sent before this connection was established, perhaps from an earlier incarnation. A
             // new INIT shows which of them is there.

@@ -7,7 +7,8 @@
 //!
 //! A path may become narrower later. Loss alone does not show it: a peer that is short of memory also drops long
 //! packets, and answers handshakes. So a peer that answers while long packets stay unacknowledged is probed again with
-//! a long INIT. If the path carries that, the packets are lost for another reason.
+//! a long INIT. If the path carries that, the packets are lost for another reason. If it does not, the packets that are
+//! already that long are fragmented; if fragments do not pass either, the connection ends in time.
 
 use super::super::packet::{DATAGRAM_LEAST, DATAGRAM_START, HELLO_LEN};
 use super::super::timers::NEVER;
@@ -68,6 +69,9 @@ pub(crate) struct Path {
     pub(super) cut: bool,
     /// That was said before: packets that are too long are fragmented.
     fragments: bool,
+    /// This packet does not pass as fragments either: its number, and since when, by the clock `Shared::patience`,
+    /// nanoseconds.
+    blocked: Option<(u64, u64)>,
 }
 
 /// The oldest packet of a connection that is not acknowledged.
@@ -92,6 +96,7 @@ impl Path {
             question: Question::None,
             cut: false,
             fragments: false,
+            blocked: None,
         }
     }
 
@@ -210,8 +215,9 @@ impl Path {
     /// Length of the first unacknowledged packet, if the path may be the reason.
     fn suspect(&self, front: Front) -> Option<usize> {
         let carried = usize::from(self.carried);
-        // Packets for a path that is not probed may be longer than this one is known to carry.
-        let longer = |len| self.direct_limit > 0 && !self.fragments && len > carried;
+        // Packets for a path that is not probed, and those made before the path was cut, may be longer than this one is
+        // known to carry.
+        let longer = |len| (self.direct_limit > 0 || self.fragments) && len > carried;
         let untested = |len| carried > DATAGRAM_START || longer(len);
         front.sent.filter(|len| *len > DATAGRAM_START && untested(*len))
     }
@@ -245,18 +251,42 @@ impl Path {
         }
     }
 
-    /// The peer answers an INIT of `len` bytes while packets are unacknowledged, after `attempts` timeouts.
-    pub(super) fn on_answer(&mut self, len: u16, attempts: u8, front: Front, hellos: &mut u8) {
+    /// For how long the peer has answered although packet `base` does not pass as fragments either, nanoseconds.
+    pub(super) fn blocked_for(&self, base: u64, patience: u64) -> u64 {
+        let since = self.blocked.filter(|(blocked, _)| *blocked == base).map(|(_, since)| since);
+        since.map_or(0, |since| patience.saturating_sub(since))
+    }
+
+    /// The peer answers an INIT of `len` bytes, at `patience`, while packets are unacknowledged, after `attempts`
+    /// timeouts.
+    pub(super) fn on_answer(
+        &mut self,
+        len: u16,
+        attempts: u8,
+        front: Front,
+        patience: u64,
+        hellos: &mut u8,
+    ) {
         let long = usize::from(len) > HELLO_LEN;
         let suspect = self.suspect(front).is_some();
         match self.question {
+            Question::Short { base }
+                if base == front.base && !long && suspect && self.fragments =>
+            {
+                self.question = Question::None;
+                if self.blocked.is_none_or(|(blocked, _)| blocked != base) {
+                    self.blocked = Some((base, patience));
+                }
+            }
             Question::Short { base } if base == front.base && !long && suspect => {
                 self.carry_at_most(0, hellos);
                 let Self { carried, limit, direct_limit, .. } = *self;
                 let known = Self::new(carried.into());
                 *self = Self { limit, direct_limit, cut: true, fragments: true, ..known };
             }
-            Question::Long { .. } if long => self.question = Question::None,
+            Question::Long { .. } if long => {
+                (self.question, self.blocked) = (Question::None, None);
+            }
             Question::Long { .. } => {}
             Question::None if attempts >= ATTEMPTS && suspect => {
                 self.question = Question::Long { sent: 0, base: front.base };

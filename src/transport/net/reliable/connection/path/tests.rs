@@ -3,6 +3,7 @@
 use super::super::super::packet::{DATAGRAM_START, HELLO_LEN, MAGIC};
 use super::super::super::{Reliable, Settings, Sink};
 use super::{COMMON, PROBES, RAISE_NS};
+use crate::sys::Errno;
 use crate::transport::JobKey;
 use crate::transport::Source;
 use crate::transport::net::link::{Condition, Link, LinkSink};
@@ -45,9 +46,9 @@ impl Link for Wire {
     }
 }
 
-/// Lengths of the messages that one side has received.
+/// Lengths of the messages that one side has received, and the end of its connection.
 #[derive(Default)]
-struct Got(Vec<usize>);
+struct Got(Vec<usize>, Option<Departure>);
 
 impl Sink for Got {
     fn peer_of(&mut self, _: &Address) -> Option<PeerId> {
@@ -67,7 +68,7 @@ impl Sink for Got {
         self.0.push(payload.len());
     }
     fn on_departure(&mut self, _: PeerId, departure: Departure) {
-        panic!("{departure:?}");
+        self.1 = Some(departure);
     }
     fn is_owed(&self, _: PeerId) -> Option<bool> {
         Some(false)
@@ -280,6 +281,29 @@ fn a_path_that_drops_what_is_long_is_found() {
     bench.run(1000, |packet| packet.len() <= DATAGRAM_START);
     assert_eq!(bench.b.got.0.len(), 3);
     assert_eq!(bench.a.wire.cut.len(), 1, "told once");
+}
+
+#[test]
+fn a_path_that_drops_fragments_too_ends_the_connection_in_time() {
+    let mut bench = Bench::acquainted();
+    bench.send(PAYLOAD);
+    let narrow = |packet: &[u8]| packet.len() <= DATAGRAM_START;
+    bench.run(100_000, narrow);
+    assert_eq!((bench.a.wire.cut.len(), bench.a.got.1), (1, None));
+    bench.run(20_000, narrow);
+    assert_eq!(bench.a.got.1, Some(Departure::Failed(Errno(libc::EMSGSIZE))));
+}
+
+#[test]
+fn a_peer_without_memory_behind_a_path_that_is_cut_is_waited_for() {
+    let mut bench = Bench::acquainted();
+    bench.send(PAYLOAD);
+    bench.run(3000, |packet| packet.len() <= DATAGRAM_START);
+    assert_eq!(bench.a.wire.cut.len(), 1);
+    bench.run(200_000, is_hello);
+    assert_eq!(bench.a.got.1, None);
+    bench.run(2000, |_| true);
+    assert_eq!(bench.b.got.0, [PAYLOAD]);
 }
 
 #[test]
