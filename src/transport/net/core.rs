@@ -159,6 +159,10 @@ impl<S: Sink> LinkSink for Inwards<'_, S> {
     fn on_too_long(&mut self, to: &Address, carried: usize) -> bool {
         self.machine.on_too_long(to, carried, &self.sink)
     }
+
+    fn on_narrowed(&mut self, carried: usize) {
+        self.machine.on_narrowed(carried);
+    }
 }
 
 impl Core {

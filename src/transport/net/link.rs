@@ -75,4 +75,7 @@ pub(crate) trait LinkSink {
 
     /// The path to `to` carries datagrams of at most `carried` bytes. True: longer ones must be sent all the same.
     fn on_too_long(&mut self, to: &Address, carried: usize) -> bool;
+
+    /// The interface carries datagrams of at most `carried` bytes now, to any peer.
+    fn on_narrowed(&mut self, carried: usize);
 }

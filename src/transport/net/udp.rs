@@ -6,8 +6,9 @@ use crate::sys::net::{self, Interface};
 use crate::sys::udp::{Destination, PortError, UdpPort};
 use crate::telemetry::log;
 use crate::transport::Address;
+use std::collections::HashMap;
 use std::io::IoSlice;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -42,12 +43,14 @@ pub(crate) struct UdpLink {
     /// Where the last datagrams went: the next ones mostly go there too.
     last: (Address, Destination),
     counts: LinkCounts,
-    /// Datagrams may be fragmented, because some path carries only `whole_max` bytes.
+    /// Datagrams may be fragmented, because some path carries less than this link's longest one.
     fragments: bool,
     /// The longest datagram that is not known to be fragmented on any path, bytes.
     whole_max: usize,
-    /// A length that the interface was found to carry to a peer, which is to be reported.
-    narrowed: Option<(Address, usize)>,
+    /// The same for the paths to single hosts. What a router says of one may be forged, and is not believed of others.
+    narrow: HashMap<IpAddr, usize>,
+    /// A length that the interface was found to carry, which is to be reported.
+    narrowed: Option<usize>,
 }
 
 impl UdpLink {
@@ -78,6 +81,7 @@ impl UdpLink {
             counts: LinkCounts::default(),
             fragments: false,
             whole_max: usize::MAX,
+            narrow: HashMap::new(),
             narrowed: None,
         })
     }
@@ -133,27 +137,51 @@ impl UdpLink {
             }
         });
         if let Some((to, carried)) = narrow {
-            self.cut(&to, carried, true);
+            self.cut_one(&to, carried, true);
         }
         self.counts.errors += n as u64;
         n
     }
 
-    /// Allows fragmentation of datagrams to `to` of more than `carried` bytes, because packets that wait for
+    /// Allows fragmentation of datagrams to the host of `to` of more than `carried` bytes, because packets that wait for
     /// retransmission cannot be made shorter. `told`: the kernel knows what the path carries; without that it does not
     /// fragment for IPv6, where routers do not either.
+    fn cut_one(&mut self, to: &SocketAddr, carried: usize, told: bool) {
+        let carried = carried.max(MTU_MIN - headers(to));
+        let most = self.narrow.entry(to.ip()).or_insert(carried);
+        *most = carried.min(*most);
+        self.cut(to, carried, told);
+    }
+
+    /// The same for all hosts.
+    fn cut_all(&mut self, to: &SocketAddr, carried: usize) {
+        let carried = carried.max(MTU_MIN - headers(to));
+        self.whole_max = self.whole_max.min(carried);
+        self.cut(to, carried, true);
+    }
+
     fn cut(&mut self, to: &SocketAddr, carried: usize, told: bool) {
-        self.whole_max = self.whole_max.min(carried.max(MTU_MIN - headers(to)));
-        if self.fragments {
+        if std::mem::replace(&mut self.fragments, true) {
             return;
         }
-        self.fragments = true;
-        let mtu = self.whole_max + headers(to);
+        let mtu = carried + headers(to);
         let done = self.port.allow_fragments().is_ok() && (told || to.is_ipv4());
         let what = if done { "fragmented" } else { "lost" };
         log::limited!(
             "the path to {to} carries {mtu} bytes: longer datagrams are {what}; FI_UDRV_MTU={mtu} avoids that"
         );
+    }
+
+    /// The longest datagram to `to` that leaves together with others: segmentation offload cannot send datagrams that
+    /// need IP fragmentation as well, and the error would look as if the kernel had no such offload.
+    #[inline]
+    fn whole_max(&self, to: &Address) -> usize {
+        match self.fragments {
+            true => {
+                self.narrow.get(&to.0.ip()).map_or(self.whole_max, |most| self.whole_max.min(*most))
+            }
+            false => usize::MAX,
+        }
     }
 }
 
@@ -181,9 +209,7 @@ impl Link for UdpLink {
         }
         let mut rest = packets;
         while !rest.is_empty() {
-            // Segmentation offload cannot send datagrams that need IP fragmentation as well: the error would look as if
-            // the kernel had no such offload.
-            let whole = rest.first().is_none_or(|packet| packet.len() <= self.whole_max);
+            let whole = rest.first().is_none_or(|packet| packet.len() <= self.whole_max(to));
             let batch = if whole { rest } else { rest.get(..1).unwrap_or(rest) };
             let taken = match self.port.send_batch(&self.last.1, batch) {
                 Ok(0) => break,
@@ -196,8 +222,9 @@ impl Link for UdpLink {
                     // was to go.
                     let local = self.port.local_addr().unwrap_or(to.0);
                     let carried = datagram_max(&local, carried(&local, &net::interfaces()), None);
-                    self.cut(&to.0, carried, true);
-                    self.narrowed = Some((*to, carried));
+                    self.cut_all(&to.0, carried);
+                    self.datagram_max = self.datagram_max.min(carried);
+                    self.narrowed = Some(carried);
                     continue;
                 }
                 Err(errno) => {
@@ -211,7 +238,7 @@ impl Link for UdpLink {
     }
 
     fn allow_fragments(&mut self, to: &Address, carried: usize) {
-        self.cut(&to.0, carried, false);
+        self.cut_one(&to.0, carried, false);
     }
 
     #[inline]
@@ -227,8 +254,8 @@ impl Link for UdpLink {
         if self.port.errors_pending() {
             events += self.drain_errors(sink);
         }
-        if let Some((to, carried)) = self.narrowed.take() {
-            sink.on_too_long(&to, carried);
+        if let Some(carried) = self.narrowed.take() {
+            sink.on_narrowed(carried);
         }
         events
     }
@@ -266,13 +293,12 @@ fn datagram_max(address: &SocketAddr, mtu: u32, limit: Option<usize>) -> usize {
 mod tests {
     use super::*;
     use crate::sys::event::wait_readable;
-    use std::net::IpAddr;
 
     #[derive(Default)]
     struct Seen {
         datagrams: Vec<(Address, Vec<u8>, bool)>,
         refused: Vec<(Address, Errno)>,
-        too_long: Vec<(Address, usize)>,
+        narrowed: Vec<usize>,
     }
 
     impl LinkSink for Seen {
@@ -286,9 +312,11 @@ mod tests {
             assert_eq!(quote, b"hello");
             self.refused.push((*to, errno));
         }
-        fn on_too_long(&mut self, to: &Address, carried: usize) -> bool {
-            self.too_long.push((*to, carried));
+        fn on_too_long(&mut self, _: &Address, _: usize) -> bool {
             true
+        }
+        fn on_narrowed(&mut self, carried: usize) {
+            self.narrowed.push(carried);
         }
     }
 
@@ -357,7 +385,23 @@ mod tests {
         a.receive(&mut seen);
         assert_eq!(seen.datagrams.len(), 1);
         assert_eq!(seen.refused, [], "nobody is gone");
-        assert_eq!(seen.too_long, [(at, DATAGRAM_MAX)], "what the interface carries");
+        assert_eq!(seen.narrowed, [DATAGRAM_MAX], "what the interface carries");
+    }
+
+    #[test]
+    fn what_a_router_says_of_one_path_is_not_believed_of_others() {
+        let (mut a, at) = link("127.0.0.1:0").unwrap();
+        let other = Address("127.0.0.2:1".parse().unwrap());
+        assert_eq!(a.whole_max(&other), usize::MAX);
+        a.cut_one(&other.0, 1372, true);
+        a.cut_one(&other.0, 0, true);
+        assert_eq!((a.whole_max(&other), a.whole_max(&at)), (548, usize::MAX));
+        a.cut_all(&at.0, 1472);
+        assert_eq!((a.whole_max(&other), a.whole_max(&at)), (548, 1472));
+        // Datagrams to one are fragmented, and those to the other leave together.
+        let long = vec![1; 1000];
+        assert_eq!(a.send(&other, &[IoSlice::new(&long), IoSlice::new(&long)]), 2);
+        assert_eq!(a.counts().sent, 2);
     }
 
     #[test]

@@ -56,4 +56,16 @@ impl Reliable {
         self.settle(place);
         long
     }
+
+    /// The interface carries datagrams of at most `carried` bytes now, to any peer.
+    pub(crate) fn on_narrowed(&mut self, carried: usize) {
+        let most = &mut self.shared.settings.datagram_max;
+        *most = (*most).min(carried);
+        for place in self.table.places() {
+            if let Some(c) = self.table.at(place) {
+                c.carry_at_most(carried);
+                self.settle(place);
+            }
+        }
+    }
 }

@@ -486,6 +486,10 @@ impl<S: LinkSink> LinkSink for Introduced<'_, S> {
     fn on_too_long(&mut self, to: &Address, carried: usize) -> bool {
         self.sink.on_too_long(to, carried)
     }
+
+    fn on_narrowed(&mut self, carried: usize) {
+        self.sink.on_narrowed(carried);
+    }
 }
 
 impl Rdma {

@@ -267,6 +267,20 @@ fn a_router_that_tells_spares_the_search() {
 }
 
 #[test]
+fn an_interface_that_carries_less_limits_all_connections() {
+    let mut bench = Bench::acquainted();
+    bench.a.machine.on_narrowed(1372);
+    assert_eq!(bench.packet_max(), 1372);
+    // The next ones too.
+    bench.a.machine.part(PeerId(0), &mut bench.a.got);
+    bench.b.machine.part(PeerId(0), &mut bench.b.got);
+    bench.probes.clear();
+    bench.send(5 * PAYLOAD);
+    bench.run(100, |_| true);
+    assert_eq!((bench.packet_max(), bench.probes.as_slice()), (1372, [1372].as_slice()));
+}
+
+#[test]
 fn a_path_that_drops_what_is_long_is_found() {
     let mut bench = Bench::acquainted();
     bench.send(PAYLOAD);
