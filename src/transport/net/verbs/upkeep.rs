@@ -250,12 +250,13 @@ impl Rdma {
             return;
         }
         if place.is_gone() {
-            self.silence.forget(address);
             if let Some(next) = &mut self.next {
-                if next.ways.position(address).is_some() {
-                    next.on_news(news);
-                }
+                next.on_news(news);
             }
+            if !self.ways.is_at(address, place) {
+                return; // it is reached at another port of its own
+            }
+            self.silence.forget(address);
             if self.ways.lose(address, *place, process::random_u64()) {
                 log::info(format_args!("{address} has no queue pair now: data goes over UDP"));
             }
@@ -295,6 +296,23 @@ mod tests {
         let news = Call { kind: CallKind::News, nonce: 1, address: peer, place: place.gone() };
         rdma.on_news(&news);
         assert_eq!(rdma.next.unwrap().ways.place(&peer), Some(place.gone()));
+    }
+
+    #[test]
+    fn a_port_of_a_peer_that_is_gone_takes_no_other_along() {
+        let (mut rdma, peer) = (Rdma::connecting(), Address::from_text("10.0.0.1:1").unwrap());
+        let place = |number, gid| Place { number, gid: [gid; 16], ..Rdma::connecting().place };
+        let (mut next, healthy) = (Rdma::connecting(), place(6, 2));
+        next.ways.learn(&peer, healthy, 9);
+        assert!(next.ways.answered(&peer, &healthy, 9).is_some());
+        rdma.learn(&peer, place(5, 1));
+        rdma.next = Some(Box::new(next));
+        for gone in [place(5, 1).gone(), place(6, 2).gone()] {
+            rdma.on_news(&Call { kind: CallKind::News, nonce: 1, address: peer, place: gone });
+            let next = rdma.next.as_mut().unwrap();
+            assert_eq!(next.ways.open(&peer).is_some(), gone.gid == [1; 16], "{gone:?}");
+            assert_eq!(rdma.ways.place(&peer), Some(place(5, 1).gone()));
+        }
     }
 
     #[test]

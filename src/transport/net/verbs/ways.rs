@@ -266,6 +266,15 @@ impl<H> Ways<H> {
         self.find(address).map(|way| way.place)
     }
 
+    /// Whether the peer at `address` has said that it is at the port of `gone` ([`Place::gone`]), and of no other since
+    /// that has answered.
+    pub(super) fn is_at(&mut self, address: &Address, gone: &Place) -> bool {
+        self.find(address).is_some_and(|way| {
+            let next = way.next.map(|next| next.to);
+            next.into_iter().chain([way.place]).any(|place| place.gone() == *gone)
+        })
+    }
+
     /// The next challenge to send.
     #[inline]
     pub(super) fn next_ask(&mut self) -> Option<Ask> {
@@ -390,6 +399,23 @@ mod tests {
         ways.learn(&a, place(0), 4);
         assert!(ways.open(&a).is_none(), "and no longer");
         assert_eq!((asks(&mut ways), ways.place(&a)), (vec![], Some(place(0))));
+    }
+
+    #[test]
+    fn a_peer_is_at_the_port_that_answered_and_at_one_that_may() {
+        let (mut ways, a) = (Ways::<()>::default(), address(1));
+        let [one, two] = [1, 2].map(|gid| Place { gid: [gid; 16], ..place(5) });
+        let at = |ways: &mut Ways<()>| [one, two].map(|place| ways.is_at(&a, &place.gone()));
+        assert_eq!(at(&mut ways), [false, false], "it is not known");
+        ways.learn(&a, one, 1);
+        ways.answered(&a, &one, 1);
+        assert_eq!(at(&mut ways), [true, false]);
+        ways.learn(&a, two, 2);
+        assert_eq!(at(&mut ways), [true, true]);
+        ways.answered(&a, &two, 2);
+        assert_eq!(at(&mut ways), [false, true]);
+        ways.lose(&a, two.gone(), 3);
+        assert_eq!(at(&mut ways), [false, true]);
     }
 
     #[test]
