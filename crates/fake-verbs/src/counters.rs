@@ -58,6 +58,15 @@ pub(crate) fn add(counter: Counter, amount: u64) {
     }
 }
 
+/// Leaves a note of a value that a program gave: a file of the run's directory, such as `seen/timeout.14`.
+pub(crate) fn see(what: &str, value: u32) {
+    if let Some(directory) = crate::settings::directory() {
+        let notes = directory.join("seen");
+        let _ = std::fs::create_dir_all(&notes);
+        let _ = File::create(notes.join(format!("{what}.{value}")));
+    }
+}
+
 pub(crate) fn count(counter: Counter) {
     add(counter, 1);
 }

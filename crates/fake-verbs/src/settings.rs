@@ -15,6 +15,10 @@ pub const MARKS: &str = "FAKE_VERBS_MARKS";
 /// The number of the host that the process is on, from 0 on: hosts have ports with addresses of their own.
 pub const HOST: &str = "FAKE_VERBS_HOST";
 
+/// A device that this process cannot open at first, and for how long from its first attempt on, milliseconds, such as
+/// `mlx5_0/4000`.
+pub const CLOSED: &str = "FAKE_VERBS_CLOSED";
+
 /// The directory of the run, if there is one.
 pub fn directory() -> Option<PathBuf> {
     std::env::var_os(DIRECTORY).filter(|path| !path.is_empty()).map(PathBuf::from)

@@ -10,7 +10,10 @@
 //! 5. to overrun a completion queue, or a queue pair's own queues by more than the driver refuses;
 //! 6. to use another process's memory under a key that does not allow it;
 //! 7. to relax the order on the bus for memory that peers read: a read would not show that earlier writes are there.
-//! 8. to mark packets otherwise than the run demands ([`crate::settings::MARKS`]).
+//! 8. to mark packets otherwise than the run demands ([`crate::settings::MARKS`]);
+//! 9. to destroy an object without having acknowledged its events (for five seconds: the library waits for ever), or to
+//!    acknowledge others;
+//! 10. to post a read to a queue pair that may have none under way.
 //!
 //! Counted, but no violation, is a registration that peers could have written beside what they wrote (`wide-keys`): a
 //! cache trades that for fewer registrations.

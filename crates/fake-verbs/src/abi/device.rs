@@ -1,6 +1,6 @@
 //! Devices, their ports and addresses.
 
-use super::{code, kept, null, post, queue, refused, zeroed};
+use super::{code, kept, null, post, queue, refused, settled, zeroed};
 use crate::nic::{self, Nic, PortView};
 use crate::personality::{Device, Fork, Node, Srq};
 use rdma_core_sys::{
@@ -29,6 +29,8 @@ pub(super) struct Opened {
     id: u32,
 }
 
+/// Completion vectors of a device.
+pub(super) const VECTORS: u32 = 4;
 /// Marks a context inside a [`verbs_context`].
 const EXTENDED: usize = usize::MAX;
 /// `IBV_QPF_GRH_REQUIRED`, in a port's flags.
@@ -99,7 +101,7 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut
     verbs.context.device = device;
     verbs.context.cmd_fd = -1;
     verbs.context.async_fd = fd;
-    verbs.context.num_comp_vectors = 4;
+    verbs.context.num_comp_vectors = VECTORS as c_int;
     verbs.context.abi_compat = std::ptr::without_provenance_mut(EXTENDED);
     let ops = &mut verbs.context.ops;
     ops.poll_cq = Some(queue::poll);
@@ -128,6 +130,7 @@ pub(super) unsafe fn id_of(context: *mut ibv_context) -> u32 {
 pub(crate) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: an open device.
     let id = unsafe { id_of(context) };
+    settled("asynchronous events", Nic::events_taken);
     nic::with(|nic| nic.close_device(id)).map_or(-1, |()| 0)
 }
 

@@ -4,8 +4,11 @@ use super::device::id_of;
 use super::zeroed;
 use crate::nic::{self, EventKind};
 use crate::sys::{set_errno, take_count};
-use rdma_core_sys::{ibv_async_event, ibv_context};
+use rdma_core_sys::{
+    IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_QP_REQ_ERR, ibv_async_event, ibv_context,
+};
 use std::ffi::c_int;
+use std::ptr::with_exposed_provenance_mut;
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_get_async_event(
@@ -30,6 +33,9 @@ pub(crate) unsafe extern "C" fn ibv_get_async_event(
         (*to).event_type = event.code;
         match event.kind {
             EventKind::Port(number) => (*to).element.port_num = number.into(),
+            EventKind::Pair { object, .. } => {
+                (*to).element.qp = with_exposed_provenance_mut(object as usize);
+            }
             EventKind::Device => {}
         }
     }
@@ -37,4 +43,15 @@ pub(crate) unsafe extern "C" fn ibv_get_async_event(
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ibv_ack_async_event(_event: *mut ibv_async_event) {}
+pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
+    // SAFETY: an event that was taken; its type says which member is valid.
+    let number = unsafe {
+        match (*event).event_type {
+            IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_LAST_WQE_REACHED => {
+                Some((*(*event).element.qp).handle)
+            }
+            _ => None,
+        }
+    };
+    nic::with(|nic| nic.acknowledge_event(number));
+}

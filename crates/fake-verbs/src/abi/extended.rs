@@ -150,7 +150,7 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     // SAFETY: the program's structure and objects.
     let made = unsafe {
         let init = &*init;
-        queue::make(context, init.cqe, init.cq_context, init.channel)
+        queue::make(context, (init.cqe, init.comp_vector), init.cq_context, init.channel)
     };
     let made = match made {
         Ok(made) => made,

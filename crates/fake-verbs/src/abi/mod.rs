@@ -19,7 +19,9 @@ mod stubs;
 
 use crate::nic::{self, Nic};
 use crate::sys::set_errno;
+use crate::verify::violation;
 use std::ffi::c_int;
+use std::time::{Duration, Instant};
 
 /// Null, with `errno`.
 fn null<T>(errno: i32) -> *mut T {
@@ -45,6 +47,22 @@ fn code(result: Option<Result<(), i32>>) -> c_int {
 /// Calls `act`, if the environment names a run. Error: ENODEV, or that of `act`.
 fn attempt<T>(act: impl FnOnce(&mut Nic) -> Result<T, i32>) -> Result<T, i32> {
     nic::with(act).unwrap_or(Err(libc::ENODEV))
+}
+
+/// Waits until all events of an object that the program has taken are acknowledged, as the library does before it destroys
+/// the object. A violation: they never are.
+fn settled(what: &str, events: impl Fn(&Nic) -> u32) {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    let begin = Instant::now();
+    loop {
+        match nic::with(|nic| events(nic)) {
+            None | Some(0) => return,
+            Some(left) if begin.elapsed() > PATIENCE => violation(&format!(
+                "an object is destroyed whose {what} ({left}) are not acknowledged"
+            )),
+            Some(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
 }
 
 /// A structure that lives until the process ends.

@@ -2,7 +2,8 @@
 
 use super::device::id_of;
 use super::memory::route_of;
-use super::{address, attempt, code, kept, null, refused, zeroed};
+use super::{address, attempt, code, kept, null, refused, settled, zeroed};
+use crate::counters::see;
 use crate::nic::{self, Attributes, Kind, Made};
 use rdma_core_sys::{
     IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN, IBV_QP_MAX_DEST_RD_ATOMIC,
@@ -47,6 +48,9 @@ pub(super) unsafe fn make(wish: &Wish, cap: &mut ibv_qp_cap) -> Result<*mut ibv_
             all_signaled: wish.all_signaled,
         }
     };
+    if made.kind == Kind::Ud {
+        see("datagram-receives", made.receives);
+    }
     let (number, made) = attempt(|nic| nic.make_pair(made, 0))?;
     cap.max_inline_data = made.inline;
     (cap.max_send_wr, cap.max_recv_wr) = (made.sends, made.receives);
@@ -135,6 +139,7 @@ fn apply(to: &mut Attributes, attr: &ibv_qp_attr, mask: u32) {
         (to.receive_psn, to.serves) = (attr.rq_psn, attr.max_dest_rd_atomic);
     }
     if set(IBV_QP_TIMEOUT) {
+        see("timeout", attr.timeout.into());
         (to.timeout, to.retries, to.rnr_retries) = (attr.timeout, attr.retry_cnt, attr.rnr_retry);
         (to.send_psn, to.reads) = (attr.sq_psn, attr.max_rd_atomic);
     }
@@ -164,6 +169,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: a queue pair.
     let number = unsafe { (*qp).handle };
+    settled("asynchronous events", |nic| nic.pair_events(number));
     code(nic::with(|nic| {
         nic.end_pair(number);
         Ok(())

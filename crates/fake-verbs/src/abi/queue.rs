@@ -1,6 +1,8 @@
 //! Completion queues and their channels; shared receives.
 
-use super::{address, attempt, code, kept, null, zeroed};
+use super::device::VECTORS;
+use super::{address, attempt, code, kept, null, settled, zeroed};
+use crate::counters::see;
 use crate::nic::{self, Entry};
 use crate::sys::{set_errno, take_count};
 use rdma_core_sys::{
@@ -46,16 +48,20 @@ pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_
     }))
 }
 
-/// A queue with room for `entries`. Error: errno.
+/// A queue with room for `entries`, whose events go to `vector`. Error: errno.
 ///
 /// # Safety
 /// An open device, and a channel or null.
 pub(super) unsafe fn make(
     context: *mut ibv_context,
-    entries: u32,
+    (entries, vector): (u32, u32),
     cq_context: *mut c_void,
     channel: *mut ibv_comp_channel,
 ) -> Result<*mut ibv_cq_ex, i32> {
+    if vector >= VECTORS {
+        return Err(libc::EINVAL);
+    }
+    see("vector", vector);
     // SAFETY: the caller vouches.
     let channel_id = unsafe { channel_id(channel) };
     let (handle, cqe) = attempt(|nic| nic.make_queue(entries, channel_id))?;
@@ -74,11 +80,11 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     entries: c_int,
     cq_context: *mut c_void,
     channel: *mut ibv_comp_channel,
-    _vector: c_int,
+    vector: c_int,
 ) -> *mut ibv_cq {
-    let entries = u32::try_from(entries).unwrap_or(0);
+    let [entries, vector] = [entries, vector].map(|n| u32::try_from(n).unwrap_or(0));
     // SAFETY: the caller vouches.
-    match unsafe { make(context, entries, cq_context, channel) } {
+    match unsafe { make(context, (entries, vector), cq_context, channel) } {
         Ok(queue) => queue.cast(),
         Err(errno) => null(errno),
     }
@@ -88,6 +94,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: a completion queue.
     let handle = unsafe { (*cq).handle };
+    settled("completion events", |nic| nic.queue_events(handle));
     code(nic::with(|nic| {
         nic.end_queue(handle);
         Ok(())
@@ -120,7 +127,11 @@ pub(crate) unsafe extern "C" fn ibv_get_cq_event(
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ibv_ack_cq_events(_cq: *mut ibv_cq, _count: c_uint) {}
+pub(crate) unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
+    // SAFETY: a completion queue.
+    let handle = unsafe { (*cq).handle };
+    nic::with(|nic| nic.acknowledge_queue(handle, count));
+}
 
 /// The entry as programs see it; what is undefined in it is not zero.
 fn wc(entry: &Entry) -> ibv_wc {

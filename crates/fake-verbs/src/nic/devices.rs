@@ -5,14 +5,17 @@ use super::pair::Pair;
 use super::view::{PortView, view};
 use crate::counters::{Counter, count};
 use crate::personality::Device;
+use crate::settings;
 use crate::sys::Count;
 use crate::sysfs;
+use crate::verify::violation;
 use crate::wire::Route;
 use rdma_core_sys::{
     IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, ibv_event_type,
 };
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// A packet of a connection counts as so many datagrams where the device has none: there are fewer.
@@ -32,6 +35,11 @@ pub(crate) struct Context {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum EventKind {
     Port(u8),
+    /// With the program's object.
+    Pair {
+        number: u32,
+        object: u64,
+    },
     Device,
 }
 
@@ -50,6 +58,8 @@ pub(super) struct Climate {
     flapped: bool,
     down_until: Option<Instant>,
     removed: bool,
+    /// Events that the program has taken and not acknowledged.
+    events_taken: u32,
 }
 
 impl Nic {
@@ -64,6 +74,9 @@ impl Nic {
     pub(crate) fn open_device(&mut self, device: usize) -> Result<(u32, RawFd), i32> {
         if self.climate.removed {
             return Err(libc::ENODEV);
+        }
+        if self.personality.devices.get(device).is_some_and(|device| is_closed(device.name)) {
+            return Err(libc::EACCES);
         }
         let count = Count::new().ok_or(libc::EMFILE)?;
         let (id, fd) = (self.new_id(), count.fd());
@@ -88,7 +101,48 @@ impl Nic {
 
     /// The next event of a context whose count was taken.
     pub(crate) fn next_event(&mut self, context: u32) -> Option<Event> {
-        self.tables.contexts.get_mut(&context)?.events.pop_front()
+        let event = self.tables.contexts.get_mut(&context)?.events.pop_front()?;
+        self.climate.events_taken += 1;
+        if let EventKind::Pair { number, .. } = event.kind {
+            if let Some(pair) = self.pairs.get_mut(&number) {
+                pair.events_taken += 1;
+            }
+        }
+        Some(event)
+    }
+
+    /// The program has processed an event, of the queue pair of that number if it was of one.
+    pub(crate) fn acknowledge_event(&mut self, number: Option<u32>) {
+        let Some(left) = self.climate.events_taken.checked_sub(1) else {
+            violation("an event is acknowledged that was not taken");
+        };
+        self.climate.events_taken = left;
+        if let Some(pair) = number.and_then(|number| self.pairs.get_mut(&number)) {
+            pair.events_taken = pair.events_taken.saturating_sub(1);
+        }
+    }
+
+    /// Events that were taken and are not acknowledged, and those of a queue pair among them.
+    pub(crate) fn events_taken(&self) -> u32 {
+        self.climate.events_taken
+    }
+
+    pub(crate) fn pair_events(&self, number: u32) -> u32 {
+        self.pairs.get(&number).map_or(0, |pair| pair.events_taken)
+    }
+
+    /// Tells the program of a queue pair.
+    pub(super) fn raise_of(&mut self, pair: &Pair, code: ibv_event_type) {
+        let kind = EventKind::Pair { number: pair.number, object: pair.object };
+        self.raise(pair.made.context, Event { kind, code });
+    }
+
+    /// Nobody takes the events of a queue pair that has ended.
+    pub(super) fn drop_events(&mut self, context: u32, of: u32) {
+        if let Some(context) = self.tables.contexts.get_mut(&context) {
+            let is_of = |kind| matches!(kind, EventKind::Pair { number, .. } if number == of);
+            context.events.retain(|event| !is_of(event.kind));
+        }
     }
 
     pub(crate) fn is_removed(&self) -> bool {
@@ -97,7 +151,6 @@ impl Nic {
 
     fn raise(&mut self, context: u32, event: Event) {
         if let Some(context) = self.tables.contexts.get_mut(&context) {
-            count(Counter::Events);
             context.events.push_back(event);
             context.count.raise();
         }
@@ -106,6 +159,7 @@ impl Nic {
     fn raise_everywhere(&mut self, kind: EventKind, code: ibv_event_type) {
         let contexts: Vec<u32> = self.tables.contexts.keys().copied().collect();
         for context in contexts {
+            count(Counter::Events);
             self.raise(context, Event { kind, code });
         }
     }
@@ -156,6 +210,17 @@ impl Nic {
         };
         port.active && route.fabric == port.port.fabric && addressed && share(route.pkey, pkey)
     }
+}
+
+/// Whether the environment says that the device does not open yet ([`settings::CLOSED`]).
+fn is_closed(name: &str) -> bool {
+    static CLOSED: OnceLock<Option<(String, Instant)>> = OnceLock::new();
+    let closed = CLOSED.get_or_init(|| {
+        let text = std::env::var(settings::CLOSED).ok()?;
+        let (name, time) = text.split_once('/')?;
+        Some((name.to_owned(), Instant::now() + Duration::from_millis(time.parse().ok()?)))
+    });
+    closed.as_ref().is_some_and(|(of, until)| of == name && Instant::now() < *until)
 }
 
 /// Whether two members of partitions may talk (InfiniBand 1.7, 10.9.1.2): of the same one, and at least one of them a

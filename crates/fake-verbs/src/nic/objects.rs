@@ -78,7 +78,27 @@ impl Nic {
 
     /// The queue of the next event of a channel whose count was taken.
     pub(crate) fn next_ready(&mut self, channel: u32) -> Option<u64> {
-        self.tables.channels.get_mut(&channel)?.ready.pop_front()
+        let object = self.tables.channels.get_mut(&channel)?.ready.pop_front()?;
+        if let Some(queue) = self.tables.queues.values_mut().find(|queue| queue.object == object) {
+            queue.events_taken += 1;
+        }
+        Some(object)
+    }
+
+    /// The program has processed so many events of a queue.
+    pub(crate) fn acknowledge_queue(&mut self, queue: u32, events: u32) {
+        let Some(queue) = self.tables.queues.get_mut(&queue) else {
+            violation("events of a completion queue are acknowledged after its destruction");
+        };
+        let Some(left) = queue.events_taken.checked_sub(events) else {
+            violation("more events of a completion queue are acknowledged than were taken");
+        };
+        queue.events_taken = left;
+    }
+
+    /// Events of a queue that were taken and are not acknowledged.
+    pub(crate) fn queue_events(&self, queue: u32) -> u32 {
+        self.tables.queues.get(&queue).map_or(0, |queue| queue.events_taken)
     }
 
     /// Its handle and capacity.
@@ -98,6 +118,7 @@ impl Nic {
             capacity: entries as usize,
             entries: VecDeque::new(),
             armed: false,
+            events_taken: 0,
             current: None,
         };
         self.tables.queues.insert(id, queue);
@@ -116,8 +137,13 @@ impl Nic {
         if self.pairs.values().any(|pair| uses(&pair.made)) {
             violation("a completion queue is destroyed before its queue pairs");
         }
-        if self.tables.queues.remove(&queue).is_none() {
+        let Some(ended) = self.tables.queues.remove(&queue) else {
             violation("a completion queue is destroyed twice");
+        };
+        // Nobody takes its events any more.
+        let channel = ended.channel.and_then(|channel| self.tables.channels.get_mut(&channel));
+        if let Some(channel) = channel {
+            channel.ready.retain(|object| *object != ended.object);
         }
     }
 

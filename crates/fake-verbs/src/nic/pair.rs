@@ -53,6 +53,19 @@ pub(crate) struct Attributes {
     pub(crate) route: Route,
 }
 
+impl Attributes {
+    /// Whether a driver takes them whose device has so many `reads` at a time and whose port carries `mtu` bytes: as
+    /// rxe_qp_chk_attr of the kernel's rdma_rxe checks.
+    pub(super) fn fit(&self, reads: u8, mtu: u16) -> bool {
+        self.reads <= reads
+            && self.serves <= reads
+            && self.mtu <= mtu.into()
+            && self.timeout <= 31
+            && self.retries <= 7
+            && self.rnr_retries <= 7
+    }
+}
+
 /// What a request does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Operation {
@@ -106,6 +119,12 @@ pub(super) struct Sends {
 }
 
 impl Sends {
+    /// Reads that are sent and not complete.
+    pub(super) fn reads_under_way(&self) -> usize {
+        let sent = self.list.iter().take(self.sent);
+        sent.filter(|queued| queued.send.reads() && !queued.done).count()
+    }
+
     /// Of a request in the list.
     pub(super) fn position(&self, number: u64) -> Option<usize> {
         let first = self.list.front()?.number;
@@ -126,6 +145,8 @@ pub(crate) struct Pair {
     pub(super) sends: Sends,
     pub(super) receives: Receives,
     pub(super) responder: Responder,
+    /// Its events that the program has taken and not acknowledged.
+    pub(super) events_taken: u32,
     /// Requests between the start and the end of a call of its own operations.
     pub(super) building: Vec<Send>,
 }

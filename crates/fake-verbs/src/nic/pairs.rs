@@ -10,8 +10,9 @@ use crate::personality::Inline;
 use crate::verify::{checksum, violation};
 use crate::wire::PAIR_BITS;
 use rdma_core_sys::{
-    IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE,
-    IBV_WC_RECV, IBV_WC_SEND, IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, ibv_qp_state, ibv_wc_status,
+    IBV_EVENT_QP_LAST_WQE_REACHED, IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS,
+    IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_RECV, IBV_WC_SEND, IBV_WC_SUCCESS,
+    IBV_WC_WR_FLUSH_ERR, ibv_qp_state, ibv_wc_status,
 };
 use std::collections::VecDeque;
 
@@ -47,6 +48,7 @@ impl Nic {
             sends: Sends::default(),
             receives: Receives::new(made.receives),
             responder: Responder::default(),
+            events_taken: 0,
             building: Vec::new(),
         };
         count(Counter::Pairs);
@@ -76,7 +78,8 @@ impl Nic {
         let Some(pair) = self.pairs.get(&number) else {
             violation("a queue pair is destroyed twice")
         };
-        for id in [pair.made.send_queue, pair.made.receive_queue] {
+        let Made { context, send_queue, receive_queue, .. } = pair.made;
+        for id in [send_queue, receive_queue] {
             let Some(queue) = self.tables.queues.get_mut(&id) else { continue };
             let all = std::mem::take(&mut queue.entries);
             let (dropped, kept): (VecDeque<Entry>, _) =
@@ -86,6 +89,7 @@ impl Nic {
                 self.free_place(&entry);
             }
         }
+        self.drop_events(context, number);
         self.pairs.remove(&number);
         self.busy.remove(&number);
     }
@@ -109,24 +113,22 @@ impl Nic {
                 nic.break_pair(pair);
                 return Ok(());
             }
-            change(&mut pair.attributes);
-            let port = nic.port(context, pair.attributes.port).ok_or(libc::EINVAL)?;
-            let index = usize::from(pair.attributes.pkey_index);
-            if port.port.pkeys.get(index).is_none_or(|pkey| *pkey == 0) {
-                return Err(libc::EINVAL);
-            }
-            pair.attributes.route.fabric = port.port.fabric;
-            pair.attributes.route.source_lid = port.lid;
-            pair.attributes.route.pkey = port.port.pkeys.get(index).copied().unwrap_or(0);
+            let mut wanted = pair.attributes;
+            change(&mut wanted);
+            let port = nic.port(context, wanted.port).ok_or(libc::EINVAL)?;
+            let pkey = port.port.pkeys.get(usize::from(wanted.pkey_index)).copied().unwrap_or(0);
             let rc = pair.made.kind == Kind::Rc;
-            if rc
-                && state == IBV_QPS_RTR
-                && !port.is_infiniband()
-                && pair.attributes.route.gids.is_none()
+            let unrouted = rc && state == IBV_QPS_RTR && !port.is_infiniband();
+            if pkey == 0
+                || unrouted && wanted.route.gids.is_none()
+                || !wanted.fit(nic.personality.driver.reads, port.port.mtu)
             {
+                count(Counter::Refusals);
                 return Err(libc::EINVAL);
             }
-            pair.state = state;
+            let route = &mut wanted.route;
+            (route.fabric, route.source_lid, route.pkey) = (port.port.fabric, port.lid, pkey);
+            (pair.attributes, pair.state) = (wanted, state);
             Ok(())
         });
         done.unwrap_or(Err(libc::EINVAL))
@@ -142,6 +144,9 @@ impl Nic {
         let made = pair.made;
         if removed {
             return Err(libc::EIO);
+        }
+        if send.reads() && pair.attributes.reads == 0 {
+            violation("a read is posted to a queue pair that may have none under way");
         }
         if !matches!(pair.state, IBV_QPS_RTS | IBV_QPS_ERR)
             || send.segments.len() > made.segments as usize
@@ -257,6 +262,9 @@ impl Nic {
     }
 
     pub(super) fn break_pair(&mut self, pair: &mut Pair) {
+        if pair.made.shared.is_some() && pair.state != IBV_QPS_ERR {
+            self.raise_of(pair, IBV_EVENT_QP_LAST_WQE_REACHED);
+        }
         pair.state = IBV_QPS_ERR;
         pair.responder = Responder::default();
         self.flush_all(pair);

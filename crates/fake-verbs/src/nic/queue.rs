@@ -49,6 +49,8 @@ pub(crate) struct Queue {
     pub(super) capacity: usize,
     pub(super) entries: VecDeque<Entry>,
     pub(super) armed: bool,
+    /// Its events that the program has taken and not acknowledged.
+    pub(super) events_taken: u32,
     /// The entry between the start and the end of a poll of its own operations.
     pub(super) current: Option<Entry>,
 }

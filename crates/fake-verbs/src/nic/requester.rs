@@ -7,7 +7,10 @@ use super::regions::sum_of;
 use crate::counters::{Counter, add, count};
 use crate::verify::{checksum, violation};
 use crate::wire::{Body, Frame, Request, Route, Verdict};
-use rdma_core_sys::{IBV_QPS_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_SUCCESS};
+use rdma_core_sys::{
+    IBV_QPS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR,
+    IBV_WC_SUCCESS,
+};
 use std::time::{Duration, Instant};
 
 /// Most requests under way at a time, and the longest part of one, bytes.
@@ -63,8 +66,7 @@ impl Nic {
 
     /// The next request neither waits for earlier reads, nor is a read too many.
     fn may_send(&self, pair: &Pair) -> bool {
-        let under_way = pair.sends.list.iter().take(pair.sends.sent);
-        let reads = under_way.filter(|queued| queued.send.reads() && !queued.done).count();
+        let reads = pair.sends.reads_under_way();
         let Some(next) = pair.sends.list.get(pair.sends.sent) else { return false };
         let fenced = next.send.fence && reads > 0;
         !fenced && (!next.send.reads() || reads < usize::from(pair.attributes.reads))
@@ -81,7 +83,8 @@ impl Nic {
                 let len = super::regions::total(&queued.send.segments) as u32;
                 count(Counter::Reads);
                 add(Counter::ReadBytes, len.into());
-                let body = Body::Read { request, addr, rkey, len };
+                let under_way = u8::try_from(pair.sends.reads_under_way()).unwrap_or(u8::MAX);
+                let body = Body::Read { request, addr, rkey, len, under_way };
                 self.wire.send(Frame { route, body });
             }
             Operation::Write { addr, rkey, immediate } => {
@@ -146,6 +149,7 @@ impl Nic {
                 }
                 self.finish_done(pair);
             }
+            Verdict::Invalid => self.fail(pair, IBV_WC_REM_INV_REQ_ERR),
             Verdict::NotReady if pair.attributes.rnr_retries == 0 => {
                 self.fail(pair, IBV_WC_RNR_RETRY_EXC_ERR);
             }

@@ -12,7 +12,8 @@ use crate::verify::violation;
 use crate::weather::Scatter;
 use crate::wire::{Body, Frame, Request, Route, Verdict};
 use rdma_core_sys::{
-    IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_SUCCESS,
+    IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_EVENT_QP_REQ_ERR,
+    IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_SUCCESS,
 };
 use std::collections::VecDeque;
 
@@ -78,6 +79,12 @@ impl Nic {
             Body::Write { addr, rkey, immediate, first, last, bytes, .. } => {
                 let segment = Segment { addr, len: bytes.len() as u32, key: rkey };
                 self.on_write(pair, (number, first, last), segment, immediate, &bytes);
+            }
+            Body::Read { under_way, .. } if under_way > pair.attributes.serves => {
+                // As rdma_rxe does (RESPST_ERR_TOO_MANY_RDMA_ATM_REQ).
+                self.answer(pair, number, Verdict::Invalid);
+                self.raise_of(pair, IBV_EVENT_QP_REQ_ERR);
+                return self.break_pair(pair);
             }
             Body::Read { addr, rkey, len, .. } if number == pair.responder.next => {
                 let segment = Segment { addr, len, key: rkey };

@@ -4,8 +4,9 @@
 use super::*;
 use crate::wire::Route;
 use rdma_core_sys::{
-    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QPS_ERR,
-    IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_RETRY_EXC_ERR,
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
+    IBV_EVENT_QP_LAST_WQE_REACHED, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR,
+    IBV_QPS_RTS, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_REM_INV_REQ_ERR, IBV_WC_RETRY_EXC_ERR,
     IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -116,9 +117,9 @@ fn connected(run: &Run, personality: &'static Personality, weather: &str, seed: 
         let port = end.nic.port(end.context, 1).unwrap();
         let gid = port.gid(port.gid_count() - 1).unwrap();
         let route = Route { to, lid: port.lid, gids: Some((gid, gid)), ..Route::default() };
-        end.step(IBV_QPS_RTR, |at| (at.route, at.mtu) = (route, 1024));
+        end.step(IBV_QPS_RTR, |at| (at.route, at.mtu, at.serves) = (route, 1024, 4));
         end.step(IBV_QPS_RTS, |at| {
-            (at.timeout, at.retries, at.rnr_retries, at.reads) = (8, 7, 7, 4)
+            (at.timeout, at.retries, at.rnr_retries, at.reads) = (8, 7, 7, 4);
         });
     }
     ends
@@ -405,6 +406,96 @@ fn queues_refuse_what_they_have_no_room_for() {
     one.step(IBV_QPS_ERR, |_| ());
     let flushed = one.poll().len() + one.poll().len();
     assert_eq!(flushed, 32, "all of both queues");
+}
+
+#[test]
+fn attributes_beyond_the_devices_limits_are_refused() {
+    let run = Run::new(roce());
+    let [mut one, _two] = connected(&run, roce(), "calm", 1);
+    let pair = one.pair;
+    let changes: [fn(&mut Attributes); 6] = [
+        |to| to.reads = 17,
+        |to| to.serves = 17,
+        |to| to.mtu = 2048,
+        |to| to.timeout = 32,
+        |to| to.retries = 8,
+        |to| to.rnr_retries = 8,
+    ];
+    for change in changes {
+        assert_eq!(one.nic.modify(pair, IBV_QPS_RTS, change), Err(libc::EINVAL));
+    }
+    let most = |to: &mut Attributes| (to.reads, to.serves, to.timeout) = (16, 16, 31);
+    assert_eq!(one.nic.modify(pair, IBV_QPS_RTS, most), Ok(()), "none of them was kept");
+}
+
+#[test]
+fn more_reads_than_the_peer_serves_end_the_connection() {
+    for (serves, status) in [(2, IBV_WC_SUCCESS), (1, IBV_WC_REM_INV_REQ_ERR)] {
+        let run = Run::new(roce());
+        let mut ends = connected(&run, roce(), "calm", 1);
+        let (addr, rkey) = (ends[1].addr(0), ends[1].key);
+        ends[0].step(IBV_QPS_RTS, |at| at.reads = 2);
+        ends[1].step(IBV_QPS_RTS, |at| at.serves = serves);
+        for id in [1, 2] {
+            let to = ends[0].segment(0, 100);
+            ends[0].send(id, Operation::Read { addr, rkey }, vec![to]).unwrap();
+        }
+        let mut entries = Vec::new();
+        until(&mut ends, |[one, two]| {
+            two.nic.progress();
+            entries.extend(one.poll());
+            entries.len() == 2
+        });
+        let failed = entries.iter().find(|entry| entry.status != IBV_WC_SUCCESS);
+        assert_eq!(failed.map_or(IBV_WC_SUCCESS, |entry| entry.status), status);
+        let event = ends[1].nic.next_event(ends[1].context);
+        assert_eq!(event.map(|event| event.code).is_some(), serves == 1);
+    }
+    let run = Run::new(roce());
+    let [mut one, two] = connected(&run, roce(), "calm", 1);
+    one.step(IBV_QPS_RTS, |at| at.reads = 0);
+    let (read, to) = (Operation::Read { addr: two.addr(0), rkey: two.key }, one.segment(0, 8));
+    assert!(violation_of(|| _ = one.send(1, read, vec![to])).contains("none under way"));
+}
+
+#[test]
+fn events_are_counted_until_they_are_acknowledged() {
+    let run = Run::new(roce());
+    let mut end = End::new(&run, roce(), "calm", Kind::Rc, 1);
+    let nic = &mut end.nic;
+    let (channel, _) = nic.make_channel().unwrap();
+    let (queue, _) = nic.make_queue(8, Some(channel)).unwrap();
+    nic.name_queue(queue, 77);
+    let (shared, _) = nic.make_shared(end.domain, 5).unwrap();
+    let of = nic.pairs[&end.pair].made;
+    let made = Made { receive_queue: queue, send_queue: queue, shared: Some(shared), ..of };
+    let (pair, _) = nic.make_pair(made, 0).unwrap();
+    let start = |nic: &mut Nic| {
+        nic.modify(pair, IBV_QPS_INIT, |to| (to.port, to.access) = (1, ANY)).unwrap();
+    };
+    start(nic);
+    nic.modify(pair, IBV_QPS_ERR, |_| ()).unwrap();
+    assert_eq!((nic.pair_events(pair), nic.events_taken()), (0, 0));
+    let event = nic.next_event(end.context).unwrap();
+    assert_eq!(event.code, IBV_EVENT_QP_LAST_WQE_REACHED);
+    assert_eq!((nic.pair_events(pair), nic.events_taken()), (1, 1));
+    nic.acknowledge_event(Some(pair));
+    assert_eq!((nic.pair_events(pair), nic.events_taken()), (0, 0));
+    assert!(violation_of(|| nic.acknowledge_event(None)).contains("not taken"));
+
+    let ready = |nic: &mut Nic| nic.tables.channels.get_mut(&channel).unwrap().ready.push_back(77);
+    ready(nic);
+    assert_eq!((nic.next_ready(channel), nic.queue_events(queue)), (Some(77), 1));
+    assert!(violation_of(|| nic.acknowledge_queue(queue, 2)).contains("more events"));
+    nic.acknowledge_queue(queue, 1);
+    assert_eq!(nic.queue_events(queue), 0);
+    ready(nic);
+    nic.modify(pair, IBV_QPS_RESET, |_| ()).unwrap();
+    start(nic);
+    nic.modify(pair, IBV_QPS_ERR, |_| ()).unwrap();
+    nic.end_pair(pair);
+    nic.end_queue(queue);
+    assert_eq!((nic.next_event(end.context), nic.next_ready(channel)), (None, None));
 }
 
 #[test]

@@ -39,6 +39,8 @@ pub(crate) enum Body {
         addr: u64,
         rkey: u32,
         len: u32,
+        /// Reads of the sender under way, with this one.
+        under_way: u8,
     },
     /// A part of what was read.
     Answer {
@@ -69,10 +71,12 @@ pub(crate) enum Verdict {
     Done,
     /// No receive: later again.
     NotReady,
+    /// More reads than the queue pair serves.
+    Invalid,
 }
 
 impl Verdict {
-    const ALL: [Self; 2] = [Self::Done, Self::NotReady];
+    const ALL: [Self; 3] = [Self::Done, Self::NotReady, Self::Invalid];
 }
 
 /// A route and what goes there.
@@ -143,10 +147,10 @@ impl Frame {
                 out.numbers([u64::from(*first), u64::from(*last)]);
                 out.0.extend(bytes);
             }
-            Body::Read { request, addr, rkey, len } => {
+            Body::Read { request, addr, rkey, len, under_way } => {
                 out.number(2);
                 out.request(*request);
-                out.numbers([*addr, u64::from(*rkey), u64::from(*len)]);
+                out.numbers([*addr, u64::from(*rkey), u64::from(*len), u64::from(*under_way)]);
             }
             Body::Answer { number, offset, last, bytes } => {
                 out.numbers([3, *number, u64::from(*offset), u64::from(*last)]);
@@ -178,6 +182,7 @@ impl Frame {
                 addr: from.number()?,
                 rkey: from.narrow()?,
                 len: from.narrow()?,
+                under_way: from.narrow()?,
             },
             3 => Body::Answer {
                 number: from.number()?,
@@ -253,7 +258,7 @@ mod tests {
                 last: false,
                 bytes: bytes.clone(),
             },
-            Body::Read { request, addr: 1, rkey: 2, len: 3 },
+            Body::Read { request, addr: 1, rkey: 2, len: 3, under_way: 4 },
             Body::Answer { number: 5, offset: 6, last: true, bytes },
             Body::Ack { number: 5, verdict: Verdict::NotReady },
         ];

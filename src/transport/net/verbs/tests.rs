@@ -149,6 +149,23 @@ fn is_intact(message: &[u8], mark: u8, len: usize) -> bool {
 }
 
 #[test]
+fn a_fast_port_has_more_slots_to_receive() {
+    let port = |speed_bps| Port {
+        number: 1,
+        link: LinkLayer::Ethernet,
+        active: true,
+        mtu: 1024,
+        speed_bps,
+        lid: 0,
+        routed: false,
+        partitions: 1,
+    };
+    for (gbps, slots) in [(0, 1024), (25, 1024), (100, 4096), (400, 4096)] {
+        assert_eq!(working_slots(&port(gbps * 1_000_000_000)), (256, slots), "{gbps}");
+    }
+}
+
+#[test]
 fn messages_go_through_the_device_once_it_is_proven() {
     const COUNT: usize = 200;
     let Some(ip) = address() else { return };
