@@ -7,6 +7,7 @@ use super::introduction::{
     Call, CallKind, INTRODUCED_LEN, Place, is_greeting, read_news, read_trailer, with_trailer,
 };
 use super::link::UdLink;
+use super::opening::Opening;
 use super::recovery::Recovery;
 use super::silence::Silence;
 use super::spread::Spread;
@@ -19,12 +20,11 @@ use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::JobKey;
-use crate::transport::net::agreement::pause::Failures;
 use crate::transport::net::bulk::Bulk;
 use crate::transport::net::link::{Condition, Link, LinkSink};
 use crate::transport::net::reliable::packet::{HEADER_ONLY, MAGIC};
 use crate::transport::net::udp::{LinkCounts, UdpLink};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io::IoSlice;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -161,13 +161,9 @@ pub(crate) struct Rdma {
     pub(super) unreached: Vec<Address>,
     /// Those that were given up, and where their queue pairs are: no new connection is made before one answers.
     pub(super) given_up: HashMap<Address, Place>,
-    /// The next port, for peers that do not answer at this one, and whether that was opened or there is none.
+    /// The next port, for peers that do not answer at this one.
     pub(super) next: Option<Box<Self>>,
-    pub(super) alone: bool,
-    /// Attempts to open it.
-    pub(super) opening: Failures,
-    /// Peers that have had time to change ports themselves.
-    pub(super) yielded: HashSet<Address>,
+    pub(super) opening: Opening,
     /// Where there are several ports: peers that are reached at this one now, for the bulk path.
     pub(super) found: Vec<Address>,
     /// The number of the port, from 0 on.
@@ -525,9 +521,7 @@ impl Rdma {
             unreached: Vec::new(),
             given_up: HashMap::new(),
             next: None,
-            alone: false,
-            opening: Failures::default(),
-            yielded: HashSet::new(),
+            opening: Opening::default(),
             found: Vec::new(),
             rail: 0,
             source: (u32::MAX, nobody),

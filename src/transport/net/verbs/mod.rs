@@ -12,6 +12,7 @@ mod hybrid;
 mod introduction;
 mod link;
 mod named;
+mod opening;
 mod rails;
 mod rc;
 mod recovery;
@@ -356,6 +357,13 @@ fn search(
 /// Whether `errno` is that of ibv_create_qp(3) for a kind that the driver does not have.
 fn has_no_kind(errno: Errno) -> bool {
     matches!(errno.0, libc::EINVAL | libc::EOPNOTSUPP)
+}
+
+/// The names of all adapters, also of those that are down; `None`: they cannot be listed.
+fn adapters() -> Option<Vec<String>> {
+    let list = DeviceList::new().ok()?;
+    let usable = list.iter().filter(|device| device.is_adapter().is_ok());
+    Some(usable.map(|device| device.name()).collect())
 }
 
 /// All ports of all devices that `nics` names (empty: any), opened, and the reasons why others are missing.

@@ -9,21 +9,22 @@ use super::config::{NicName, RdmaSettings};
 use super::hybrid::Rdma;
 use super::introduction::Place;
 use super::spot::Spot;
-use super::{candidates, reopen};
+use super::{adapters, reopen};
 use crate::transport::Address;
 use crate::transport::net::agreement::pause::PAUSE_NS;
 
 impl Rdma {
-    /// Lets `peer` be tried at the next port: it is at `there`, and does not answer here. False: there is no other port.
+    /// Lets `peer` be tried at the next port: it is at `there`, and does not answer here. False: no other port
+    /// opens.
     #[cold]
     pub(super) fn hand_on(&mut self, peer: &Address, there: Place, now: u64) -> bool {
-        if self.own.me.to_wire() > peer.to_wire() && self.yielded.insert(*peer) {
+        if self.own.me.to_wire() > peer.to_wire() && self.opening.yielded.insert(*peer) {
             self.silence.expect(peer, now);
             return true;
         }
-        if self.next.is_none() && !self.alone && !self.opening.pause(now) {
+        if self.next.is_none() && !self.opening.tried.pause(now) {
             self.next = self.open_next();
-            self.opening.again(now, PAUSE_NS); // it may come up later
+            self.opening.tried.again(now, PAUSE_NS); // it may come up later
         }
         let Some(next) = &mut self.next else { return false };
         if next.ways.open(peer).is_none() {
@@ -33,27 +34,30 @@ impl Rdma {
         true
     }
 
+    /// Tries again to open the next port, if that is due, for the peers that wait for it.
+    pub(super) fn try_next(&mut self, now: u64) {
+        if self.opening.due_at().is_none_or(|at| now < at) {
+            return;
+        }
+        for peer in std::mem::take(&mut self.opening.stranded) {
+            let there = self.ways.place(&peer).filter(|place| place.number != 0);
+            let Some(there) = there.filter(|_| self.ways.open(&peer).is_none()) else { continue };
+            if !self.hand_on(&peer, there, now) {
+                self.opening.strand(&peer);
+            }
+        }
+    }
+
     /// A port that is not this one, nor one that is used before it.
     fn open_next(&mut self) -> Option<Box<Self>> {
         let at = self.at()?;
-        let own = &self.own;
-        let is_this = |nic: &NicName| {
-            nic.device == at.device.name() && nic.port.is_none_or(|port| port == at.port.number)
-        };
-        let (ports, _) = candidates(&own.settings.nics);
-        let name = |device: &str, port| NicName { device: device.to_owned(), port: Some(port) };
-        let all = ports.iter().map(|(device, port)| name(device.name(), port.port.number));
-        let allowed = |nic: &NicName| {
-            let names = |one: &NicName| {
-                one.device == nic.device && (one.port.is_none() || one.port == nic.port)
-            };
-            own.settings.nics.is_empty() || own.settings.nics.iter().any(names)
-        };
-        let nics: Vec<_> = all.filter(|nic| allowed(nic) && !is_this(nic)).collect();
-        if nics.is_empty() {
-            self.alone = true;
+        let (name, ports) = (at.device.name(), at.device.facts().ok()?.ports);
+        let nics = others(&adapters()?, &self.own.settings.nics, (name, at.port.number, ports));
+        self.opening.alone = nics.is_empty();
+        if self.opening.alone {
             return None;
         }
+        let own = &self.own;
         let settings = RdmaSettings { nics, ..own.settings.clone() };
         let made = reopen(&settings, &own.me, own.spread, &own.key).ok()?;
         made.link.as_ref()?;
@@ -88,6 +92,26 @@ impl Rdma {
     }
 }
 
+/// The ports that `wanted` names (empty: any), without the one in use (`here`: its device, its number, and how many the
+/// device has). Also devices that are down now, or do not open, are among them.
+fn others(listed: &[String], wanted: &[NicName], here: (&str, u8, u8)) -> Vec<NicName> {
+    let (device, number, ports) = here;
+    let any = |name: &String| NicName { device: name.clone(), port: None };
+    let named = listed.iter().flat_map(|name| {
+        let of = |nic: &&NicName| nic.device == *name;
+        let all: Vec<_> = wanted.iter().filter(of).cloned().collect();
+        if wanted.is_empty() { vec![any(name)] } else { all }
+    });
+    let each = |nic: NicName| match nic.port {
+        None if nic.device == device => {
+            (1..=ports).map(|port| NicName { port: Some(port), ..nic.clone() }).collect()
+        }
+        _ => vec![nic],
+    };
+    let is_here = |nic: &NicName| nic.device == device && nic.port == Some(number);
+    named.flat_map(each).filter(|nic| !is_here(nic)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,11 +135,50 @@ mod tests {
         let there = rdma.place;
         let mut tries = |now| {
             assert!(!rdma.hand_on(&peer, there, now));
-            (rdma.alone, rdma.opening.count)
+            (rdma.opening.alone, rdma.opening.tried.count)
         };
         assert_eq!(tries(7), (false, 1), "its own port is down: the others are not known");
         assert_eq!(tries(8), (false, 1), "not at once");
         assert_eq!(tries(7 + PAUSE_NS), (false, 2));
+    }
+
+    #[test]
+    fn peers_wait_for_a_port_that_does_not_open() {
+        let (mut rdma, peer) = (Rdma::connecting(), Address::from_text("[::1]:1").unwrap());
+        let there = Place { number: 5, ..rdma.place };
+        rdma.learn(&peer, there);
+        assert!(!rdma.hand_on(&peer, there, 7));
+        assert_eq!((rdma.opening.due_at(), rdma.wake_at(7)), (None, None));
+        rdma.opening.strand(&peer);
+        rdma.opening.strand(&peer);
+        assert_eq!((rdma.opening.stranded.len(), rdma.wake_at(7)), (1, Some(7 + PAUSE_NS)));
+        rdma.try_next(8);
+        assert_eq!(rdma.opening.tried.count, 1, "not yet");
+        rdma.try_next(7 + PAUSE_NS);
+        assert_eq!((rdma.opening.tried.count, rdma.opening.stranded.len()), (2, 1), "it waits on");
+        let mut next = Rdma::connecting();
+        next.place = Place { number: 2, ..rdma.place };
+        rdma.next = Some(Box::new(next));
+        rdma.try_next(7 + 9 * PAUSE_NS);
+        assert_eq!((rdma.opening.stranded.len(), rdma.opening.due_at()), (0, None));
+        assert_eq!(rdma.home_for(&peer).number, 2);
+        rdma.opening.alone = true;
+        rdma.opening.strand(&peer);
+        assert!(rdma.opening.stranded.is_empty(), "there is no other port");
+    }
+
+    #[test]
+    fn further_ports_are_all_that_are_listed_whether_they_open_or_not() {
+        let listed = ["a", "b", "c"].map(str::to_owned);
+        let names = |wanted: &str, here| {
+            let wanted = NicName::list(wanted).unwrap_or_default();
+            let found = others(&listed, &wanted, here);
+            found.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+        };
+        assert_eq!(names("", ("a", 1, 1)), "b,c");
+        assert_eq!(names("", ("b", 2, 3)), "a,b:1,b:3,c");
+        assert_eq!(names("c:2,b,d", ("b", 1, 2)), "b:2,c:2");
+        assert_eq!(names("b:1", ("b", 1, 2)), "");
     }
 
     #[test]

@@ -35,6 +35,7 @@ impl Rdma {
         if self.upkeep.recovery.due_at().is_some_and(|at| at <= now) {
             self.remake(now);
         }
+        self.try_next(now);
         self.tell(udp);
         self.upkeep.judge = self.silence.due_at().is_some_and(|at| at <= now);
         self.upkeep.tend_at = self.wake_at(now).unwrap_or(u64::MAX).min(now + LOOK_NS);
@@ -52,7 +53,9 @@ impl Rdma {
             return Some(now);
         }
         let next = self.next.as_ref().and_then(|next| next.wake_at(now));
-        self.upkeep.recovery.due_at().into_iter().chain(self.silence.due_at()).chain(next).min()
+        let own =
+            [self.upkeep.recovery.due_at(), self.silence.due_at(), self.opening.due_at(), next];
+        own.into_iter().flatten().min()
     }
 
     /// Challenges peers again that have not answered, and reports those that do not; to be called when everything that has
@@ -96,6 +99,7 @@ impl Rdma {
             log::limited!(
                 "{peer} is reached over UDP only: {name} does not reach its device; {cause}"
             );
+            self.opening.strand(peer);
         }
     }
 
