@@ -48,6 +48,14 @@ impl Interface {
             has_default_route: false,
         }
     }
+
+    /// Its address with `port`, and with the scope that a link-local one needs.
+    pub(crate) fn address(&self, port: u16) -> SocketAddr {
+        match self.ip {
+            IpAddr::V4(_) => SocketAddr::new(self.ip, port),
+            IpAddr::V6(ip) => SocketAddr::V6(SocketAddrV6::new(ip, port, 0, self.scope)),
+        }
+    }
 }
 
 /// The MTU of an interface whose MTU is unknown.

@@ -118,6 +118,12 @@ impl LocalHost {
         Self { interfaces }
     }
 
+    /// With these interfaces.
+    #[cfg(test)]
+    pub(crate) fn of(interfaces: Vec<Interface>) -> Self {
+        Self { interfaces }
+    }
+
     /// True if `ip` is this host's, the wildcard and the whole loopback network included.
     pub(crate) fn owns(&self, ip: IpAddr) -> bool {
         ip.is_loopback() || ip.is_unspecified() || self.interfaces.iter().any(|i| i.ip == ip)

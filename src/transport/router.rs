@@ -454,7 +454,7 @@ fn named(address: Address, host: &LocalHost) -> Address {
     let mut address = address;
     if address.0.ip().is_unspecified() {
         if let Some(interface) = host.preferred(None, Some(address.0.is_ipv6())) {
-            address.0.set_ip(interface.ip);
+            address = Address(interface.address(address.port()));
         }
     }
     address
@@ -758,8 +758,25 @@ mod tests {
     use super::pace::STILL_POLLS;
     use super::*;
     use crate::sys::event::wait_readable;
+    use crate::sys::net::Interface;
     use crate::sys::shared_memory::{REFUSED, SHORT};
     use crate::transport::shm::Shm;
+
+    #[test]
+    fn a_wildcard_address_is_named_with_the_scope_of_its_interface() {
+        let linked =
+            Interface { scope: 3, ..Interface::plain("eth0", "fe80::1".parse().unwrap(), 1500) };
+        let v4 = Interface::plain("eth0", "10.0.0.1".parse().unwrap(), 1500);
+        let host = LocalHost::of(vec![linked, v4]);
+        for (bound, name) in [
+            ("[::]:7", "[fe80::1%3]:7"),
+            ("0.0.0.0:7", "10.0.0.1:7"),
+            ("[fe80::2%4]:7", "[fe80::2%4]:7"),
+        ] {
+            let address = |text| Address::from_text(text).unwrap();
+            assert_eq!(named(address(bound), &host), address(name));
+        }
+    }
 
     #[test]
     fn who_waits_long_gives_way_where_somebody_may_need_it() {

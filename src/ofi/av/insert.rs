@@ -13,7 +13,7 @@ use libfabric_sys::{
     FI_SYNC_ERR, fi_addr_t, fid_av,
 };
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The progress of one call that inserts addresses.
 struct Insertion<'a> {
@@ -207,6 +207,9 @@ const UNKNOWN_MAX: usize = 8;
 /// The `by`-th name after `first`. An address counts up as a number, a name by its trailing number
 /// (`node07` → `node08`).
 fn increment(first: &str, by: usize) -> Option<String> {
+    if let Some((ip, scope)) = first.split_once('%') {
+        return Some(format!("{}%{scope}", increment(ip, by)?));
+    }
     let next = match first.parse() {
         Ok(IpAddr::V4(ip)) => {
             Ipv4Addr::from(u32::from(ip).checked_add(u32::try_from(by).ok()?)?).to_string()
@@ -253,7 +256,9 @@ impl<R: Fn(&str, &str) -> Result<Address, i32>> Nodes<'_, R> {
 /// The address of the same node with the `by`-th port after this one. Errors: EINVAL beyond port 65535.
 fn port_after(address: Address, by: usize) -> Result<Address, i32> {
     let port = usize::from(address.port()).checked_add(by).and_then(|n| u16::try_from(n).ok());
-    Ok(Address(SocketAddr::new(address.0.ip(), port.ok_or(FI_EINVAL)?)))
+    let mut address = address; // a link-local one keeps its scope
+    address.0.set_port(port.ok_or(FI_EINVAL)?);
+    Ok(address)
 }
 
 pub(super) unsafe extern "C" fn insert_symmetric(
@@ -315,6 +320,7 @@ mod tests {
         assert_eq!(increment("255.255.255.255", 1), None);
         assert_eq!(increment("10.0.0.1", usize::MAX), None);
         assert_eq!(increment("fe80::f", 1).as_deref(), Some("fe80::10"));
+        assert_eq!(increment("fe80::9%eth0", 1).as_deref(), Some("fe80::a%eth0"));
         assert_eq!(increment("node", 0).as_deref(), Some("node"));
         assert_eq!(increment("node", 1), None);
         assert_eq!(increment("node1", usize::MAX), None);
@@ -326,6 +332,8 @@ mod tests {
         assert_eq!(port_after(address, 1), Ok(Address("10.0.0.1:65535".parse().unwrap())));
         assert_eq!(port_after(address, 2), Err(FI_EINVAL));
         assert_eq!(port_after(address, usize::MAX), Err(FI_EINVAL));
+        let linked = |port: u16| Address(format!("[fe80::1%3]:{port}").parse().unwrap());
+        assert_eq!(port_after(linked(7), 2), Ok(linked(9)));
     }
 
     #[test]

@@ -136,7 +136,7 @@ impl Endpoint {
         let interface = LocalHost::detect()
             .preferred(self.domain.config.endpoint.iface.as_deref(), v6)
             .ok_or(libfabric_sys::FI_EADDRNOTAVAIL)?;
-        Ok(Address(std::net::SocketAddr::new(interface.ip, 0)))
+        Ok(Address(interface.address(0)))
     }
 
     /// Leaves all lists and closes the interface. Messages that the application considers sent get a bounded

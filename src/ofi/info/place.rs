@@ -255,7 +255,7 @@ impl Finder<'_> {
             (None, None) if pinned.is_some() => BY_DEVICE,
             (None, None) => why(&interface),
         };
-        Ok((address_on(&interface, port), interface.name, reason))
+        Ok((interface.address(port), interface.name, reason))
     }
 
     /// Replaces the wildcard by the preferred address; the port is kept.
@@ -376,10 +376,6 @@ impl Finder<'_> {
             net::interfaces().iter().map(|i| format!("{} {}", i.name, i.ip)).collect();
         list.join(", ")
     }
-}
-
-fn address_on(interface: &Interface, port: u16) -> SocketAddr {
-    with_scope(SocketAddr::new(interface.ip, port), interface)
 }
 
 /// Adds the scope to a link-local address, which is ambiguous without its interface.
