@@ -194,17 +194,21 @@ impl<I: Iface> Engine<I> {
         }
     }
 
-    /// Closes a receive context: removes its posted receives. False: messages are still arriving in its buffers.
+    /// Closes a receive context: removes its posted receives. False: nothing was done, because messages are still
+    /// arriving in its buffers.
     pub(crate) fn close_receives(&mut self, rx: u8) -> bool {
         for tagged in [true, false] {
             let space = Space { rx, tagged };
             for key in self.core.matching.own.posted.of(space).keys_where(|_| true) {
                 if let Some(posted) = self.core.matching.own.posted.of(space).remove(key) {
+        if self.core.arrivals.active.iter().any(|(_, active)| active.message.envelope.rx == rx) {
+            return false;
+        }
                     self.core.matching.own.withdraw(&posted.target, false);
                 }
             }
         }
-        self.core.arrivals.active.iter().all(|(_, active)| active.message.envelope.rx != rx)
+        true
     }
 }
 

@@ -25,6 +25,17 @@
 /* How long to poll until what was sent has arrived, or does not come, seconds. */
 #define ARRIVAL_S 0.03
 
+/* Numbers that libfabric 1.17 has no names for. */
+enum {
+	SHARED_MEMORY_PERMITTED = 11,
+	MAX_MSG = 12,
+	MAX_TAGGED,
+	MAX_RMA,
+	INJECT_MSG = 16,
+	INJECT_TAGGED,
+	INJECT_RMA,
+};
+
 struct domain {
 	struct fi_info *info;
 	struct fid_fabric *fabric;
@@ -768,6 +779,96 @@ static void contexts_come_and_go(void)
 	close_scalable(&b);
 }
 
+static void tell_byte(int link)
+{
+	SAME(write(link, "", 1), 1);
+}
+
+static void hear_byte(int link)
+{
+	char byte;
+
+	SAME(read(link, &byte, 1), 1);
+}
+
+/* Sends to the contexts of `name`, over the network. Between the parts of a long message it does nothing for long. */
+static void send_with_a_pause(int link, const uint8_t *name)
+{
+	struct domain d;
+	struct fid_ep *ep;
+	struct fid_cq *cq;
+	fi_addr_t to;
+	bool off = false;
+
+	open_domain(&d, FI_MSG | FI_TAGGED, 0, 0);
+	cq = open_queue(&d);
+	OK(fi_endpoint(d.domain, d.info, &ep, NULL));
+	OK(fi_ep_bind(ep, &d.av->fid, 0));
+	OK(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV));
+	OK(fi_setopt(&ep->fid, FI_OPT_ENDPOINT, SHARED_MEMORY_PERMITTED, &off, sizeof(off)));
+	OK(fi_enable(ep));
+	SAME(fi_av_insert(d.av, name, 1, &to, 0, NULL), 1);
+	fill(outgoing, LONG, 1);
+	/* The connection is there once this has arrived. */
+	OK(fi_send(ep, outgoing, 8, NULL, fi_rx_addr(to, 0, BITS), NULL));
+	wait_for(cq, NULL, 0, NULL);
+	hear_byte(link);
+	OK(fi_send(ep, outgoing, LONG, NULL, fi_rx_addr(to, 1, BITS), NULL));
+	tell_byte(link);
+	hear_byte(link);
+	wait_for(cq, NULL, 0, NULL);
+	OK(fi_send(ep, outgoing, 8, NULL, fi_rx_addr(to, 1, BITS), NULL));
+	wait_for(cq, NULL, 0, NULL);
+	hear_byte(link);
+	OK(fi_close(&ep->fid));
+	OK(fi_close(&cq->fid));
+	close_domain(&d);
+	_exit(0);
+}
+
+/* While a message is arriving in a context, that is not closed, and keeps the receives that are posted to it. */
+static void a_context_that_is_not_closed_keeps_its_receives(void)
+{
+	struct scalable a;
+	uint8_t name[NAME_MAX_LEN];
+	size_t len = sizeof(name);
+	int links[2], status;
+	pid_t child;
+
+	OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, links));
+	fflush(NULL);
+	child = fork();
+	CHECK(child >= 0);
+	if (!child) {
+		close(links[0]);
+		SAME(read(links[1], name, sizeof(name)), sizeof(name));
+		send_with_a_pause(links[1], name);
+	}
+	close(links[1]);
+	open_scalable(&a);
+	OK(fi_getname(&a.sep->fid, name, &len));
+	SAME(write(links[0], name, sizeof(name)), sizeof(name));
+	OK(fi_recv(a.rx[0], incoming, 8, NULL, FI_ADDR_UNSPEC, NULL));
+	wait_for(a.cq[COUNT], NULL, 0, NULL);
+	memset(incoming, 0, LONG + 8);
+	OK(fi_recv(a.rx[1], incoming, LONG, NULL, FI_ADDR_UNSPEC, &contexts[0]));
+	OK(fi_recv(a.rx[1], incoming + LONG, 8, NULL, FI_ADDR_UNSPEC, &contexts[1]));
+	tell_byte(links[0]);
+	hear_byte(links[0]);
+	poll_only(a.cq[COUNT + 1], a.cq[0]);
+	SAME(fi_close(&a.rx[1]->fid), -FI_EBUSY);
+	tell_byte(links[0]);
+	for (int i = 0; i < 2; i++) {
+		CHECK(wait_for(a.cq[COUNT + 1], a.cq, 2 * COUNT, NULL).op_context == &contexts[i]);
+		CHECK(holds(incoming + i * LONG, i ? 8 : LONG, 1, 0));
+	}
+	tell_byte(links[0]);
+	close_scalable(&a);
+	SAME(waitpid(child, &status, 0), child);
+	SAME(status, 0);
+	close(links[0]);
+}
+
 /* A context that is closed takes with it what waits for a counter, and leaves what the other contexts have there. */
 static void what_waits_goes_with_its_context(void)
 {
@@ -884,17 +985,6 @@ static void one_sided_operations_have_contexts(void)
 
 /* --- options of an endpoint (fi_endpoint.3) --- */
 
-/* Numbers that libfabric 1.17 has no names for. */
-enum {
-	SHARED_MEMORY_PERMITTED = 11,
-	MAX_MSG = 12,
-	MAX_TAGGED,
-	MAX_RMA,
-	INJECT_MSG = 16,
-	INJECT_TAGGED,
-	INJECT_RMA,
-};
-
 static size_t option(struct fid_ep *ep, int name)
 {
 	size_t value = 0, len = sizeof(value);
@@ -991,6 +1081,7 @@ static const struct {
 	{ "every context reaches every context", every_context_reaches_every_context },
 	{ "ordinary endpoints name contexts", ordinary_endpoints_name_contexts },
 	{ "contexts come and go", contexts_come_and_go },
+	{ "a context that is not closed keeps its receives", a_context_that_is_not_closed_keeps_its_receives },
 	{ "what waits goes with its context", what_waits_goes_with_its_context },
 	{ "only a receive context cancels its receives", only_a_receive_context_cancels_its_receives },
 	{ "targets need no queue", targets_need_no_queue },

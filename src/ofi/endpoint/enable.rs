@@ -286,8 +286,9 @@ impl Endpoint {
         Ok(())
     }
 
-    /// `fi_close` of a context. Posted receives are dropped, and operations that wait for a counter. Operations under
-    /// way use memory of the application, so they get a bounded time to end. Errors: EBUSY if they do not.
+    /// `fi_close` of a context. Operations under way use memory of the application, so they get a bounded time to end.
+    /// Then posted receives are dropped, and operations that wait for a counter. Errors: EBUSY, and nothing is dropped,
+    /// if operations do not end.
     pub(super) fn close_context(&self, handle: &EndpointFid) -> Result<(), i32> {
         let own = (handle.context, handle.role == Role::Receive);
         let mut wait = Waited::from_now(PAUSE_NS);

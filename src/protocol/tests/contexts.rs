@@ -105,3 +105,28 @@ fn contexts_are_bounded_each_for_itself_and_close_alone() {
     }
     world.assert_empty();
 }
+
+/// fi_close refuses while a message is arriving, and the context keeps what is posted to it.
+#[test]
+fn a_context_that_does_not_close_keeps_its_receives() {
+    let weather = Weather { push_max: 1000, ..Weather::fair() };
+    let mut world = World::new(2, weather, Limits { contexts: 2, ..LIMITS });
+    let peer = world.peer(0, 1);
+    let mut from = [5000, 10].map(|len| Memory::pattern(len, len));
+    let mut to = [5000, 10].map(Memory::zeroed);
+    for (context, memory) in to.iter_mut().enumerate() {
+        world.receive(1, &on(1, receive_op(memory, context as u64))).unwrap();
+    }
+    world.send(0, &SendOp { rx: 1, ..send_op(peer, &mut from[0], 8) }).unwrap();
+    world.progress(1);
+    assert!(!world.node(1).engine.close_receives(1));
+    world.settle();
+    assert_eq!(world.received(1).context, 0);
+    world.send(0, &SendOp { rx: 1, ..send_op(peer, &mut from[1], 9) }).unwrap();
+    world.settle();
+    assert_eq!(world.received(1).context, 1);
+    assert!(to[0].0 == from[0].0 && to[1].0 == from[1].0);
+    assert!(world.node(1).engine.close_receives(1));
+    assert_eq!(world.sends(0).len(), 2);
+    world.assert_empty();
+}
