@@ -528,6 +528,33 @@ static void another_vector_is_refused(void)
 	close_shared(&s);
 }
 
+/* Messages for an endpoint take the receives of all, so it has to report them, whatever else it is for. */
+static void messages_of_a_shared_context_are_reported(void)
+{
+	static const uint64_t caps[] = { FI_MSG | FI_RMA, FI_MSG | FI_ATOMIC };
+
+	for (int i = 0; i < 2; i++) {
+		struct domain d;
+		struct fid_ep *srx, *ep;
+		struct fid_cq *cq;
+
+		open_domain(&d, caps[i], 0, FI_SHARED_CONTEXT);
+		OK(fi_srx_context(d.domain, d.info->rx_attr, &srx, NULL));
+		OK(fi_endpoint(d.domain, d.info, &ep, NULL));
+		cq = open_queue(&d);
+		OK(fi_ep_bind(ep, &d.av->fid, 0));
+		OK(fi_ep_bind(ep, &srx->fid, 0));
+		OK(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT));
+		SAME(fi_enable(ep), -FI_ENOCQ);
+		OK(fi_ep_bind(ep, &cq->fid, FI_RECV));
+		OK(fi_enable(ep));
+		OK(fi_close(&ep->fid));
+		OK(fi_close(&cq->fid));
+		OK(fi_close(&srx->fid));
+		close_domain(&d);
+	}
+}
+
 /*
  * Sandia OpenSHMEM binds counters to an endpoint that is enabled, and a shared transmit context that the endpoint has
  * not asked for, which it closes before the endpoint.
@@ -1077,6 +1104,7 @@ static const struct {
 	{ "tags, peeks and cancels", tags_peeks_and_cancels },
 	{ "the dead are heard", the_dead_are_heard },
 	{ "another vector is refused", another_vector_is_refused },
+	{ "messages of a shared context are reported", messages_of_a_shared_context_are_reported },
 	{ "bound after enable", bound_after_enable },
 	{ "every context reaches every context", every_context_reaches_every_context },
 	{ "ordinary endpoints name contexts", ordinary_endpoints_name_contexts },

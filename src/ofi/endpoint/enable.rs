@@ -72,13 +72,22 @@ impl Endpoint {
         if bindings.av.is_none() {
             return Err(FI_ENOAV);
         }
-        let (initiates, receives) = self.directions();
-        if (initiates && !bindings.reports_initiated())
-            || (receives && self.caps & (FI_RMA | FI_ATOMIC) == 0 && !bindings.reports_received())
-        {
+        if self.initiates_in_silence(bindings) || self.receives_in_silence(bindings) {
             return Err(FI_ENOCQ);
         }
         self.check_shared(bindings, guard)
+    }
+
+    /// Whether the end of operations would be reported to nobody.
+    fn initiates_in_silence(&self, bindings: &Bindings) -> bool {
+        self.directions().0 && !bindings.reports_initiated()
+    }
+
+    /// Whether received messages would be reported to nobody. An endpoint for one-sided operations refuses receives
+    /// then, but not those of a shared context.
+    fn receives_in_silence(&self, bindings: &Bindings) -> bool {
+        let refuses = self.caps & (FI_RMA | FI_ATOMIC) != 0 && !self.shares.1;
+        self.directions().1 && !refuses && !bindings.reports_received()
     }
 
     /// Prepares the interface for threads that may sleep on a queue or counter of the endpoint.
@@ -259,12 +268,9 @@ impl Endpoint {
         if self.bindings(&guard).av.is_none() {
             return Err(FI_ENOAV);
         }
-        let (initiates, receives) = self.directions();
         let silent = match handle.role {
-            Role::Transmit => initiates && !bindings.reports_initiated(),
-            Role::Receive => {
-                receives && self.caps & (FI_RMA | FI_ATOMIC) == 0 && !bindings.reports_received()
-            }
+            Role::Transmit => self.initiates_in_silence(bindings),
+            Role::Receive => self.receives_in_silence(bindings),
             _ => false,
         };
         if silent {
