@@ -301,6 +301,11 @@ impl RcPort {
         let _ = self.drain(true);
         self.found.is_empty()
     }
+
+    /// `sleep` for a thread that sleeps already, before which the queue need not have been armed.
+    pub(crate) fn rearm(&mut self) -> bool {
+        if self.asked { self.found.is_empty() } else { self.sleep() }
+    }
 }
 
 /// The event of an entry, of a queue pair of which a request `failed` or not. `None`: a request that ended with its

@@ -123,7 +123,10 @@ pub(crate) struct UdPort {
     /// Room for completions of receives, and how many of them `sleep` or `has_arrived` has found.
     arrivals: [Completion; cq::BATCH],
     early: usize,
+    /// The channel may have to be read before datagrams are taken.
     armed: bool,
+    /// The queue was armed, and the event of that was not read yet.
+    asked: bool,
     /// The error that made it unusable.
     broken: Option<Errno>,
     counts: UdCounts,
@@ -184,6 +187,7 @@ impl UdPort {
             arrivals: [Completion::default(); cq::BATCH],
             early: 0,
             armed: false,
+            asked: false,
             broken: None,
             counts: UdCounts::default(),
         };
@@ -346,7 +350,7 @@ impl UdPort {
     pub(crate) fn receive(&mut self, mut each: impl FnMut(Arrival<'_>)) -> Result<usize> {
         if self.armed {
             self.armed = false;
-            self.receive_queue.silence();
+            self.asked &= self.receive_queue.silence() == 0;
         }
         let mut n = std::mem::take(&mut self.early);
         if n == 0 {
@@ -434,7 +438,7 @@ impl UdPort {
         if self.broken.is_some() {
             return true;
         }
-        self.armed = true;
+        (self.armed, self.asked) = (true, true);
         if let Err(errno) = self.receive_queue.arm() {
             self.break_down(errno);
             return true;
@@ -442,6 +446,11 @@ impl UdPort {
         // Datagrams before the queue was armed do not make the channel readable.
         self.early = self.receive_queue.poll(&mut self.arrivals).unwrap_or(0);
         self.early == 0
+    }
+
+    /// `sleep` for a thread that sleeps already: `receive` may have taken its event.
+    pub(crate) fn rearm(&mut self) -> bool {
+        if self.asked { self.early == 0 } else { self.sleep() }
     }
 }
 

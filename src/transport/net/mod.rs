@@ -729,6 +729,40 @@ impl Net {
         }
         n
     }
+
+    /// A turn of whatever is due.
+    #[inline]
+    fn one_turn(&mut self, outer: &mut PeerTable, handler: &mut impl Handler) -> usize {
+        let mut n = 0;
+        if self.rhythm.begin(clock::ticks) && !self.streams.as_ref().is_some_and(Streams::is_hot) {
+            let bulk_hot = self.bulk_has_work();
+            match (self.brief_turn(outer, handler), bulk_hot) {
+                (Some(taken), true) => {
+                    if let Some(more) = self.bulk_turn(handler) {
+                        return taken + more;
+                    }
+                    n = taken;
+                }
+                // Replies of streams and the bulk path to what they received are sent first.
+                (Some(taken), false) if self.rhythm.bulk_hot => n = taken,
+                (Some(taken), false) => return taken,
+                (None, _) => {}
+            }
+        }
+        n + self.whole_turn(outer, handler)
+    }
+
+    /// A turn was taken while another thread sleeps on the descriptors, and may have taken what was to wake that one.
+    #[cold]
+    fn rearm(&mut self) {
+        let Some(mut core) = self.core.enter() else { return };
+        let rests = !core.has_events()
+            && core.link.rearm()
+            && self.bulk.as_mut().is_none_or(|bulk| bulk.rearm());
+        if !rests {
+            self.shared.rouse();
+        }
+    }
 }
 
 /// What a message to `peer` needs: its number in the state machine, and the part that has it. Errors: ENOTCONN; `Again`
@@ -1111,23 +1145,11 @@ impl Transport for Net {
 
     #[inline]
     fn turn(&mut self, outer: &mut PeerTable, handler: &mut impl Handler) -> usize {
-        let mut n = 0;
-        if self.rhythm.begin(clock::ticks) && !self.streams.as_ref().is_some_and(Streams::is_hot) {
-            let bulk_hot = self.bulk_has_work();
-            match (self.brief_turn(outer, handler), bulk_hot) {
-                (Some(taken), true) => {
-                    if let Some(more) = self.bulk_turn(handler) {
-                        return taken + more;
-                    }
-                    n = taken;
-                }
-                // Replies of streams and the bulk path to what they received are sent first.
-                (Some(taken), false) if self.rhythm.bulk_hot => n = taken,
-                (Some(taken), false) => return taken,
-                (None, _) => {}
-            }
+        let n = self.one_turn(outer, handler);
+        if self.armed {
+            self.rearm();
         }
-        n + self.whole_turn(outer, handler)
+        n
     }
 
     #[inline]

@@ -110,6 +110,12 @@ impl Shared {
         Ok(())
     }
 
+    /// Wakes a thread that sleeps on the descriptors.
+    pub(super) fn rouse(&self) {
+        // Long ago: now. The timer was armed before, and so it exists.
+        let _ = self.timer.get().map(|timer| timer.arm(1));
+    }
+
     /// The application is awake.
     pub(super) fn disarm(&self) {
         self.armed.store(false, Ordering::Relaxed);
@@ -185,8 +191,7 @@ impl Shared {
             self.flushed.store(core.is_flushed(now), Ordering::Release);
         }
         if core.has_events() && self.armed.load(Ordering::Relaxed) {
-            // Long ago: now. It was armed before, and so it exists.
-            let _ = self.timer.get().map(|timer| timer.arm(1));
+            self.rouse();
         }
         let until = core.next_timeout();
         if !core.link.sleep() {

@@ -186,6 +186,9 @@ pub(crate) trait Bulk: fmt::Debug + Send {
     /// Prepares for sleep on the descriptor. False: there is work.
     fn sleep(&mut self) -> bool;
 
+    /// `sleep` for a thread that sleeps already: another one has polled meanwhile.
+    fn rearm(&mut self) -> bool;
+
     fn counts(&self) -> BulkCounts;
 
     /// The state of the registrations, as text for the log.

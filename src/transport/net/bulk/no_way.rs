@@ -104,6 +104,9 @@ impl Bulk for NoWay {
     fn sleep(&mut self) -> bool {
         self.controls.is_empty()
     }
+    fn rearm(&mut self) -> bool {
+        self.sleep()
+    }
     fn counts(&self) -> BulkCounts {
         BulkCounts::default()
     }

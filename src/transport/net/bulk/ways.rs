@@ -286,6 +286,10 @@ impl Bulk for Ways {
         self.controls.is_empty() && self.all_mut().all(|way| way.sleep())
     }
 
+    fn rearm(&mut self) -> bool {
+        self.controls.is_empty() && self.all_mut().all(|way| way.rearm())
+    }
+
     fn counts(&self) -> BulkCounts {
         let mut sum = BulkCounts::default();
         self.all().for_each(|way| sum += way.counts());

@@ -101,23 +101,26 @@ struct Nap {
     timer: Timer,
     /// How soon it wakes next, nanoseconds.
     ns: u64,
-    armed: bool,
+    /// When it wakes, nanoseconds; `None`: it is not armed.
+    until: Option<u64>,
 }
 
 impl Nap {
     /// Errors: EMFILE, ENFILE, ENOMEM.
     fn new() -> Result<Self, Errno> {
-        Ok(Self { timer: Timer::new()?, ns: NAP_NS, armed: false })
+        Ok(Self { timer: Timer::new()?, ns: NAP_NS, until: None })
     }
 
     fn begin(&mut self, now: u64) {
         self.timer.arm(now + self.ns);
+        self.until = Some(now + self.ns);
         self.ns = (self.ns * 2).min(NAP_MAX_NS);
-        self.armed = true;
     }
 
+    /// Disarms the timer once it has woken its sleeper: the thread that polls before need not be that one.
     fn end(&mut self) {
-        if std::mem::take(&mut self.armed) {
+        if self.until.is_some_and(|until| until <= clock::now_ns()) {
+            self.until = None;
             self.timer.disarm();
         }
     }
@@ -552,7 +555,7 @@ impl Bulk for Rv {
     fn has_work(&self) -> bool {
         !self.writes.is_empty()
             || self.lent.len() > 0
-            || self.nap.armed
+            || self.nap.until.is_some()
             || self.blocked
             || self.nodes.are_connecting()
             || self.has_news()
@@ -615,6 +618,10 @@ impl Bulk for Rv {
             self.nap.begin(clock::now_ns());
         }
         true
+    }
+
+    fn rearm(&mut self) -> bool {
+        self.nap.until.is_some() || self.sleep()
     }
 
     fn counts(&self) -> BulkCounts {

@@ -561,6 +561,14 @@ fn who_sleeps_is_woken_by_the_clock_while_something_is_due() {
         assert_eq!(wait_readable(world.ends[0].bulk.fd(), 5000), Ok(true));
         world.poll(0);
     }
+    // Another thread polls meanwhile: before the time is over, or afterwards.
+    for pause_ms in [0, 10] {
+        assert!(world.ends[0].bulk.sleep());
+        std::thread::sleep(std::time::Duration::from_millis(pause_ms));
+        world.poll(0);
+        assert!(world.ends[0].bulk.rearm());
+        assert_eq!(wait_readable(world.ends[0].bulk.fd(), 20_000), Ok(true));
+    }
     world.hear(0, 1);
     assert!(world.fabric.deliver(0, 1, false));
     assert!(!world.ends[0].bulk.sleep(), "an event is there");

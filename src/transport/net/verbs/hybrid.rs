@@ -282,6 +282,11 @@ impl HybridLink {
         rdma.sleep()
     }
 
+    /// The same for a thread that sleeps already: another one has received meanwhile.
+    pub(crate) fn rearm(&mut self) -> bool {
+        self.rdma.as_mut().is_none_or(|rdma| rdma.rearm())
+    }
+
     /// A turn begins: maintains the device if that is due.
     #[inline]
     pub(crate) fn tend(&mut self, now: u64) {
@@ -574,6 +579,11 @@ impl Rdma {
     fn sleep(&mut self) -> bool {
         self.link.as_mut().is_none_or(UdLink::sleep)
             && self.next.as_mut().is_none_or(|next| next.sleep())
+    }
+
+    fn rearm(&mut self) -> bool {
+        self.link.as_mut().is_none_or(UdLink::rearm)
+            && self.next.as_mut().is_none_or(|next| next.rearm())
     }
 
     #[inline]

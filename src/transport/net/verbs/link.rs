@@ -269,4 +269,9 @@ impl UdLink {
     pub(super) fn sleep(&mut self) -> bool {
         self.port.sleep()
     }
+
+    /// The same for a thread that sleeps already.
+    pub(super) fn rearm(&mut self) -> bool {
+        self.port.rearm()
+    }
 }

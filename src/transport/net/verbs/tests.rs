@@ -270,6 +270,41 @@ fn a_sleeper_is_woken_by_the_device() {
     assert!(b.rdma().datagrams.received > 5, "{:?}", b.rdma());
 }
 
+/// One thread's poll takes the datagram for which another one is being woken: the next one wakes that again.
+#[test]
+fn a_poll_by_another_thread_leaves_a_sleeper_its_wake_up() {
+    use crate::sys::event::{duplicate, wait_readable};
+    use std::os::fd::AsFd;
+    let Some(ip) = address() else { return };
+    let (mut a, mut b) = (End::open(ip, RdmaPolicy::Require), End::open(ip, RdmaPolicy::Require));
+    let to_b = a.meet(&b);
+    assert!(within(30, || {
+        a.send(to_b, 0, 100);
+        a.poll();
+        b.poll();
+        b.rdma().datagrams.received > 0 && a.net.unacknowledged() == 0
+    }));
+    // Otherwise it takes datagrams too.
+    b.net.background = None;
+    let device = duplicate(b.net.core.enter().unwrap().link.fds().nth(1).unwrap()).unwrap();
+    assert!(within(10, || {
+        a.poll();
+        b.poll();
+        b.net.sleep()
+    }));
+    for mark in 0..5 {
+        let n = b.got.messages.len();
+        assert!(a.send(to_b, mark, 100));
+        assert_eq!(wait_readable(device.as_fd(), 20_000), Ok(true), "{mark}: {:?}", a.rdma());
+        assert!(within(10, || {
+            a.poll();
+            b.poll();
+            b.got.messages.len() > n && a.net.unacknowledged() == 0
+        }));
+    }
+    b.net.awake();
+}
+
 mod failures;
 
 /// `cargo test --release --lib verbs::tests::costs_of_datagrams -- --ignored --nocapture`: the cost of long messages

@@ -309,6 +309,10 @@ impl Device for Port {
         self.port.sleep()
     }
 
+    fn rearm(&mut self) -> bool {
+        self.port.rearm()
+    }
+
     fn registrations(&self) -> Option<String> {
         Some(format!("{:?}", self.memory.statistics()))
     }

@@ -120,6 +120,8 @@ pub(super) trait Device: Send {
     fn silence(&mut self);
     /// False: something has happened.
     fn sleep(&mut self) -> bool;
+    /// The same for a thread that sleeps already.
+    fn rearm(&mut self) -> bool;
     /// The state of the registrations, for the log.
     fn registrations(&self) -> Option<String>;
     /// Requests for a registration that found one, and those that made one.

@@ -737,6 +737,12 @@ impl<D: Device> Bulk for Rc<D> {
         device.sleep()
     }
 
+    fn rearm(&mut self) -> bool {
+        let idle = self.writes == 0 && self.lent.len() == 0;
+        !self.connections.has_news()
+            && (idle || self.device.as_mut().is_none_or(|device| device.rearm()))
+    }
+
     fn counts(&self) -> BulkCounts {
         let device = self.device.as_ref();
         let (cache_hits, cache_misses) = device.map_or((0, 0), Device::cache_counts);

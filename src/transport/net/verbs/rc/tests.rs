@@ -314,6 +314,9 @@ impl Device for FakeDevice {
     fn sleep(&mut self) -> bool {
         self.fabric.lock().unwrap().events[self.node].is_empty()
     }
+    fn rearm(&mut self) -> bool {
+        self.sleep()
+    }
     fn registrations(&self) -> Option<String> {
         None
     }

@@ -150,6 +150,34 @@ fn a_sleeper_is_woken_when_a_window_is_filled() {
     }
 }
 
+/// The turn of one thread gives a remote buffer to a peer while another one sleeps, which armed nothing for it.
+#[test]
+fn a_sleeper_is_woken_when_a_window_is_filled_that_another_thread_lent() {
+    use crate::sys::event::wait_readable;
+    let Some(ip) = address() else { return };
+    let ((mut a, to_b), (mut b, to_a)) = pair(ip);
+    b.net.background = None;
+    assert!(within(10, || {
+        a.poll();
+        b.poll();
+        b.net.sleep()
+    }));
+    let (source, target) = (pattern(1, 40_000), [OwnedBuffer::from(vec![0; 40_000])]);
+    let keys = lend(&mut b, to_a, &target);
+    b.poll();
+    fill(&mut a, to_b, &source, keys[0], 0);
+    assert!(within(20, || {
+        a.poll();
+        wait_readable(b.net.bulk.as_ref().unwrap().fd(), 10) == Ok(true)
+    }));
+    b.net.awake();
+    assert!(within(20, || {
+        a.poll();
+        b.poll();
+        b.got.filled.len() == 1
+    }));
+}
+
 #[test]
 fn a_peer_that_ends_takes_its_windows_along() {
     let Some(ip) = address() else { return };
