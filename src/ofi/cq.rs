@@ -22,6 +22,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ops::ControlFlow;
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Default number of entries of a queue.
 const DEFAULT_SIZE: usize = 4096;
@@ -163,6 +164,8 @@ pub(crate) struct CompletionQueue {
     pub(crate) state: Locked<CqState>,
     threshold: bool,
     wait: WaitObject,
+    /// That of the source.
+    signaled: Arc<AtomicBool>,
 }
 
 #[repr(C)]
@@ -237,7 +240,9 @@ pub(crate) unsafe fn open(
     // SAFETY: the application's wait set.
     let wait = unsafe { WaitObject::open(attr.wait_obj, attr.wait_set) }?;
     let size = if attr.size == 0 { DEFAULT_SIZE } else { attr.size };
+    let source = Source::new(wait.waiter.clone());
     let shared = Arc::new(CompletionQueue {
+        signaled: source.signaled.clone(),
         domain: domain.clone(),
         state: Locked::new(CqState {
             entries: VecDeque::with_capacity(size.min(PREALLOCATE)),
@@ -247,7 +252,7 @@ pub(crate) unsafe fn open(
             size,
             format,
             reader: Reader::NONE,
-            source: Source::new(wait.waiter.clone()),
+            source,
         }),
         threshold: attr.wait_cond == FI_CQ_COND_THRESHOLD,
         wait,
@@ -371,10 +376,9 @@ impl CompletionQueue {
                     self.progress(guard);
                 }
                 let state = self.state(guard);
-                if std::mem::take(&mut state.source.signaled) {
-                    return Some(-(FI_EAGAIN as isize));
-                }
-                if state.readable() < wanted && state.errors.is_empty() {
+                // A signal does not keep back entries (fi_cq.3); it then ends the next wait.
+                let lacks = state.readable() < wanted && state.errors.is_empty();
+                if lacks && !self.signaled.swap(false, Ordering::Acquire) {
                     return None;
                 }
                 // SAFETY: the caller vouches.
@@ -582,11 +586,10 @@ unsafe extern "C" fn signal(cq: *mut fid_cq) -> c_int {
     data_entry("fi_cq_signal", || {
         // SAFETY: a queue of this provider.
         let cq = unsafe { &(*cq.cast::<CqFid>()).shared };
-        if cq.wait.waiter.is_none() {
-            return -FI_ENOSYS;
-        }
-        let guard = cq.domain.lock.lock();
-        cq.state(&guard).source.signal();
+        let Some(waiter) = &cq.wait.waiter else { return -FI_ENOSYS };
+        // Without the lock: under FI_THREAD_DOMAIN the thread that waits need not expect another one inside.
+        cq.signaled.store(true, Ordering::Release);
+        waiter.ring();
         0
     })
 }

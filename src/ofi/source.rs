@@ -6,6 +6,7 @@ use super::progress::{By, Progress};
 use super::wait::{WaitKind, Waiter};
 use std::ptr::addr_eq;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The endpoints of a queue or counter, and its wait object.
 #[derive(Debug)]
@@ -23,10 +24,10 @@ pub(crate) struct Source {
     /// The threads that may sleep there: they have not read since. A thread that reads wakes no other one by that, and
     /// must not take from it what wakes it.
     on_fd: Vec<usize>,
-    /// The descriptor is readable, because of an event or a signal.
+    /// The descriptor is readable because of an event.
     rings: bool,
-    /// `fi_cq_signal` was called.
-    pub(crate) signaled: bool,
+    /// `fi_cq_signal` was called. The lock does not protect it.
+    pub(crate) signaled: Arc<AtomicBool>,
     /// The condition is to be signalled once the lock is free.
     cond_pending: bool,
 }
@@ -41,7 +42,7 @@ impl Source {
             fd_armed: false,
             on_fd: Vec::new(),
             rings: false,
-            signaled: false,
+            signaled: Arc::default(),
             cond_pending: false,
         }
     }
@@ -141,12 +142,6 @@ impl Source {
         self.waiter.clone()
     }
 
-    /// Ends a blocking call that sleeps, whatever it waits for.
-    pub(crate) fn signal(&mut self) {
-        self.signaled = true;
-        self.ring();
-    }
-
     fn ring(&mut self) {
         self.rings = true;
         self.waiter.iter().for_each(|waiter| waiter.ring());
@@ -204,6 +199,11 @@ impl Source {
             self.silence();
         }
         self.sleepers += 1;
+        // One of before may have been silenced here; a later one rings.
+        if self.signaled.load(Ordering::Acquire) {
+            self.end_sleep(guard);
+            return false;
+        }
         true
     }
 

@@ -160,6 +160,6 @@ fn the_guard_of_another_domain_opens_nothing() {
     assert!(refuses(&|| _ = ep.bindings(&theirs).reports_received()));
     assert!(refuses(&|| _ = ep.state(&theirs).asleep));
     assert!(refuses(&|| _ = ep.engine(&theirs).is_some()));
-    assert!(refuses(&|| _ = queue.source(&theirs).signaled));
+    assert!(refuses(&|| _ = queue.source(&theirs).waiter.is_some()));
     assert!(!refuses(&|| _ = ep.state(&ep.domain.lock.lock()).asleep));
 }
