@@ -18,6 +18,10 @@ use crate::transport::{Iface, PeerId};
 /// Bytes of an unexpected message that are allocated when it is announced, at most.
 const PUSHED_AT_ONCE: usize = 1 << 20;
 
+/// The limit for unexpected messages is not lowered below this, bytes: something else may have taken the memory, and
+/// below it nearly each message would change the pressure.
+const KEPT_LEAST: usize = 64 << 10;
+
 /// What to do with a message that a peek finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PeekAction {
@@ -197,13 +201,13 @@ impl<I: Iface> Engine<I> {
     /// Closes a receive context: removes its posted receives. False: nothing was done, because messages are still
     /// arriving in its buffers.
     pub(crate) fn close_receives(&mut self, rx: u8) -> bool {
+        if self.core.arrivals.active.iter().any(|(_, active)| active.message.envelope.rx == rx) {
+            return false;
+        }
         for tagged in [true, false] {
             let space = Space { rx, tagged };
             for key in self.core.matching.own.posted.of(space).keys_where(|_| true) {
                 if let Some(posted) = self.core.matching.own.posted.of(space).remove(key) {
-        if self.core.arrivals.active.iter().any(|(_, active)| active.message.envelope.rx == rx) {
-            return false;
-        }
                     self.core.matching.own.withdraw(&posted.target, false);
                 }
             }
@@ -404,7 +408,8 @@ impl Core {
 
     /// Lowers the limit for unexpected messages: memory ran out with what is kept now.
     pub(super) fn keep_less(&mut self) {
-        self.limits.unexpected_max = self.limits.unexpected_max.min(self.matching.bytes / 2);
+        let most = (self.matching.bytes / 2).max(KEPT_LEAST);
+        self.limits.unexpected_max = self.limits.unexpected_max.min(most);
     }
 
     /// There is no memory for a message: its sender gets a FIN with ENOMEM if it waits for one, else the receive that

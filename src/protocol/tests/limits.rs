@@ -316,3 +316,18 @@ fn a_deferred_send_that_dies_with_its_peer_lets_the_endpoint_sleep() {
     world.receives(1);
     world.assert_empty();
 }
+
+/// Memory ran out while nothing was kept: what took it was something else, and peers go on as before.
+#[test]
+fn a_failed_allocation_leaves_room_for_messages() {
+    let mut world = World::pair();
+    let peer = world.peer(0, 1);
+    world.node(1).engine.core.keep_less();
+    let (mut from, mut to) = (Memory::pattern(0, 100), Memory::zeroed(100));
+    world.send(0, &send_op(peer, &mut from, 1)).unwrap();
+    world.settle();
+    assert!(!world.net.borrow().is_pressed(1));
+    world.receive(1, &receive_op(&mut to, 2)).unwrap();
+    assert_eq!((world.received(1).len, world.sends(0).len()), (100, 1));
+    world.assert_empty();
+}
