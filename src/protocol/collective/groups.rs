@@ -12,6 +12,10 @@ use std::collections::{HashMap, VecDeque};
 const HELD_MAX: usize = if cfg!(test) { 1 << 20 } else { 1 << 30 };
 /// Failure notices kept for groups that this member has not joined, at most.
 const NEWS_MAX: usize = 1024;
+/// Between the names of groups of the same members, and its inverse modulo 2^64.
+const NAME_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+const NAME_STEP_INVERSE: u64 = 0xf1de_83e1_9937_733d;
+const _: () = assert!(NAME_STEP.wrapping_mul(NAME_STEP_INVERSE) == 1);
 
 #[derive(Debug)]
 pub(super) struct Running {
@@ -148,6 +152,19 @@ impl Collectives {
         }
     }
 
+    /// The name of the group that is joined next of those with this `hash` of their members.
+    pub(super) fn next_name(&mut self, hash: u64) -> u64 {
+        let nth = self.joins.entry(hash).or_insert(0);
+        *nth += 1;
+        hash.wrapping_add((*nth - 1).wrapping_mul(NAME_STEP))
+    }
+
+    /// Whether this endpoint was in a group of that name, and is not any more: no name is used again.
+    fn has_left(&self, name: u64) -> bool {
+        let nth = |hash: &u64| name.wrapping_sub(*hash).wrapping_mul(NAME_STEP_INVERSE);
+        self.joins.iter().any(|(hash, count)| nth(hash) < *count)
+    }
+
     pub(super) fn on_part(
         &mut self,
         peer: PeerId,
@@ -166,6 +183,8 @@ impl Collectives {
             if known.running.front().is_some_and(|op| op.sequence == sequence) {
                 early = 0;
             }
+        } else if self.has_left(group) {
+            return Err(());
         }
         let queue = self.arrived.entry((group, peer)).or_default();
         if offset == 0 {
@@ -195,6 +214,9 @@ impl Collectives {
         self.ready = true;
         if let Some(group) = self.groups.values_mut().find(|known| known.name == group) {
             group.leave(member, error);
+            return;
+        }
+        if self.has_left(group) {
             return;
         }
         if self.news.len() >= NEWS_MAX {

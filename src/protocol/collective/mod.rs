@@ -165,9 +165,7 @@ impl<I: Iface> Engine<I> {
         host: &mut impl Host,
     ) -> Result<u64, OpError> {
         let all = &mut self.core.collectives;
-        let nth = all.joins.entry(name).or_insert(0);
-        let name = name.wrapping_add(nth.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        *nth += 1;
+        let name = all.next_name(name);
         let id = all.next;
         all.next += 1;
         let member = |(i, peer): (usize, &PeerId)| Member {

@@ -464,3 +464,26 @@ fn who_leaves_a_group_ends_what_runs_in_it() {
     joined(&mut world, &group);
     world.assert_empty();
 }
+
+/// A member's message may be on its way when another one leaves the group, because it has failed there.
+#[test]
+fn messages_of_a_group_that_was_left_are_not_kept() {
+    const BLOCK: usize = 1000;
+    let mut world = world(2);
+    for _ in 0..3 {
+        let group = Group::join(&mut world, vec![0, 1], &|_| 5);
+        joined(&mut world, &group);
+        let mut input = vec![1u8; BLOCK];
+        let lists = (lend(&mut input, &[]), SegmentList::EMPTY);
+        group.start(&mut world, 1, Collective::Gather { root: 0 }, BLOCK, lists).unwrap();
+        let node = world.node(0);
+        node.engine.leave_group(group.ids[0], &mut node.host);
+        world.settle();
+        world.node(0).assert_empty();
+        reports(&mut world, &group, 1);
+        let node = world.node(1);
+        node.engine.leave_group(group.ids[1], &mut node.host);
+    }
+    world.settle();
+    world.assert_empty();
+}
