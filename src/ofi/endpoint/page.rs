@@ -112,6 +112,11 @@ impl PageRecord {
         self.asleep = true;
     }
 
+    #[cfg(test)]
+    pub(super) fn is_asleep(&self) -> bool {
+        self.asleep
+    }
+
     pub(super) fn wake(&mut self) {
         if std::mem::take(&mut self.asleep) {
             self.slot.write_one(ASLEEP, 0);

@@ -77,9 +77,12 @@ impl Progress for Endpoint {
     }
 
     fn hand_to_thread(&self, guard: &Guard<'_>) -> bool {
+        // First, so that the transports are awake if it has work.
+        self.state(guard).asleep &= !THREAD;
         let ready = self.rearm(guard);
-        let state = self.state(guard);
-        state.asleep = state.asleep & !THREAD | if ready { THREAD } else { 0 };
+        if ready {
+            self.state(guard).asleep |= THREAD;
+        }
         ready
     }
 

@@ -5,6 +5,7 @@ use crate::ofi::cq;
 use crate::ofi::info::getinfo;
 use crate::ofi::lock::Guard;
 use crate::ofi::ops::fabric;
+use crate::ofi::progress::Progress;
 use crate::patience;
 use crate::protocol::Host;
 use libfabric_sys::*;
@@ -162,4 +163,25 @@ fn the_guard_of_another_domain_opens_nothing() {
     assert!(refuses(&|| _ = ep.engine(&theirs).is_some()));
     assert!(refuses(&|| _ = queue.source(&theirs).waiter.is_some()));
     assert!(!refuses(&|| _ = ep.state(&ep.domain.lock.lock()).asleep));
+}
+
+/// Where the progress thread finds work instead of its sleep, peers need not send doorbells.
+#[test]
+fn an_endpoint_with_work_is_not_left_asleep() {
+    let world = World::new();
+    let ep = world.endpoint();
+    let asleep = |guard: &Guard<'_>| ep.state(guard).page.as_ref().unwrap().is_asleep();
+    let guard = ep.domain.lock.lock();
+    assert!(ep.hand_to_thread(&guard) && asleep(&guard));
+    drop(guard);
+    let from = [7u8; 8];
+    // SAFETY: a message of eight bytes is copied.
+    let sent = unsafe {
+        let send = (*(*world.ep).msg).send.unwrap();
+        send(world.ep, from.as_ptr().cast(), 8, null_mut(), world.own, null_mut())
+    };
+    assert_eq!(sent, 0);
+    let guard = ep.domain.lock.lock();
+    assert!(!ep.hand_to_thread(&guard), "the message is not received yet");
+    assert!(ep.state(&guard).asleep == 0 && !asleep(&guard));
 }
