@@ -326,7 +326,7 @@ impl Conditional for Counter {
 
 entries! { entry -> c_int;
     close "fi_close(cntr)" (fid: *mut fid) => close_object(fid, |object: &CntrFid| {
-        object.shared.may_close().map(|()| object.shared.wait.leave())
+        object.shared.wait.close(|| object.shared.may_close())
     });
     control "fi_control(cntr)" (fid: *mut fid, command: c_int, arg: *mut c_void)
         => ours::<CntrFid>(fid).shared.wait.control(command, arg);

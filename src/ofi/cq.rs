@@ -468,7 +468,7 @@ unsafe fn write_entry(format: u32, buffer: *mut c_void, i: usize, e: &Entry) {
 entries! { entry -> c_int;
     close "fi_close(cq)" (fid: *mut fid) => close_object(fid, |object: &CqFid| {
         let cq = &object.shared;
-        cq.domain.lock.may_close(|_| Arc::strong_count(cq) > 1).map(|()| cq.wait.leave())
+        cq.wait.close(|| cq.domain.lock.may_close(|_| Arc::strong_count(cq) > 1))
     });
     control "fi_control(cq)" (fid: *mut fid, command: c_int, arg: *mut c_void)
         => ours::<CqFid>(fid).shared.wait.control(command, arg);

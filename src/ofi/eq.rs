@@ -313,7 +313,7 @@ impl Conditional for Joined {
 entries! { entry -> c_int;
     close "fi_close(eq)" (fid: *mut fid) => close_object(fid, |object: &EqFid| {
         let eq = &object.shared;
-        may_close(Arc::strong_count(eq), eq.fabric.home).map(|()| eq.wait.leave())
+        eq.wait.close(|| may_close(Arc::strong_count(eq), eq.fabric.home))
     });
     control "fi_control(eq)" (fid: *mut fid, command: c_int, arg: *mut c_void)
         => ours::<EqFid>(fid).shared.wait.control(command, arg);

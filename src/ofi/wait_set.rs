@@ -168,13 +168,18 @@ impl WaitObject {
         Ok(())
     }
 
-    /// Removes the queue or counter, which is being closed, from the set. In a forked child the set is the parent's,
-    /// one of whose threads may have held the lock of the list.
-    pub(super) fn leave(&self) {
-        if let Some((set, fd)) = self.in_set().filter(|(set, _)| set.fabric.home.is_here()) {
-            set.waiter.unwatch(fd);
-            set.members().retain(|(known, _)| *known != fd);
+    /// Removes the queue or counter, which is being closed, from the set, if it `may_close`. No thread that waits for the
+    /// set borrows it while that is asked. In a forked child the set is the parent's, one of whose threads may have held
+    /// the lock of the list. Errors: those of `may_close`.
+    pub(super) fn close(&self, may_close: impl FnOnce() -> Result<(), c_int>) -> Result<(), c_int> {
+        let here = self.in_set().filter(|(set, _)| set.fabric.home.is_here());
+        let mut held = here.map(|(set, fd)| (set, fd, set.members()));
+        may_close()?;
+        if let Some((set, fd, members)) = &mut held {
+            set.waiter.unwatch(*fd);
+            members.retain(|(known, _)| known != fd);
         }
+        Ok(())
     }
 
     /// `fi_control` of the queue or counter.
