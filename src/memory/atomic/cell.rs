@@ -1,7 +1,7 @@
 //! Changes one element, so that other threads neither see nor lose half of a change.
 //!
 //! Aligned elements of 1 to 8 bytes are changed by atomic instructions. Other elements are changed under one of a set
-//! of locks, chosen by address, which all domains of the process share. If these are aligned to 8 bytes, they too are
+//! of locks, chosen by address, which all domains of the process share. If the elements are aligned to 8 bytes, they too are
 //! read and written as words, so that an application that reads them sees no half of a word.
 //!
 //! # Safety
@@ -11,20 +11,20 @@
 
 use super::arithmetic::Element;
 use crate::memory::SegmentList;
+use crate::sys::per_process::PerProcess;
 use std::ptr::with_exposed_provenance_mut;
+use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Longest element, bytes.
 const LONGEST: usize = 32;
 const WORD: usize = size_of::<u64>();
 
-static LOCKS: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
+static LOCKS: [PerProcess<()>; 64] = [const { PerProcess::new() }; 64];
 
 fn lock(addr: usize) -> Option<MutexGuard<'static, ()>> {
-    let lock = LOCKS.get(addr / 16 % LOCKS.len())?;
-    Some(lock.lock().unwrap_or_else(PoisonError::into_inner))
+    LOCKS.get(addr / 16 % LOCKS.len()).map(PerProcess::lock)
 }
 
 /// Changes the element at `at` of `memory` to what `update` returns, or leaves it for `None`. Returns the old value.
@@ -120,5 +120,36 @@ fn word<T: Element>(addr: usize, update: impl Fn(T) -> Option<T>) -> T {
         2 => exchange!(AtomicU16, u16, addr, update),
         4 => exchange!(AtomicU32, u32, addr, update),
         _ => exchange!(AtomicU64, u64, addr, update),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::cma::Range;
+    use crate::transport::loopback::Loopback;
+
+    /// A thread of the parent may have been inside at the fork.
+    #[test]
+    fn a_forked_child_waits_for_no_thread_of_its_parent() {
+        let mut numbers = [1u128];
+        let addr = numbers.as_mut_ptr().expose_provenance();
+        let memory = Loopback::list(&[Range { addr: addr as u64, len: 16 }]).unwrap();
+        let held = lock(addr);
+        // SAFETY: the child does what is allowed after a fork, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: an integer argument.
+            unsafe { libc::alarm(20) };
+            let old = change(&memory, 0, |old: u128| Some(old + 1));
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(old != 1)) };
+        }
+        let mut status = -1;
+        // SAFETY: the child made above, and a live local.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        drop(held);
+        assert_eq!(change(&memory, 0, |_: u128| None), 1);
     }
 }
