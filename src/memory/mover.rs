@@ -22,6 +22,7 @@
 use crate::sys::Errno;
 pub(crate) use crate::sys::cuda::Failure;
 use crate::sys::cuda::{self, Allocation, Context, Cuda, Lane, Part};
+use crate::sys::per_process::PerProcess;
 use crate::sys::presence;
 use crate::sys::process::Home;
 use crate::telemetry::log;
@@ -63,7 +64,7 @@ struct Ordered {
     ended: u64,
 }
 
-static PLACES: Mutex<Vec<Place>> = Mutex::new(Vec::new());
+static PLACES: PerProcess<Vec<Place>> = PerProcess::new();
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -71,7 +72,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The driver, and what `of` takes from the place of a site. Failure: [`NONE`].
 fn at<T>(site: Site, of: impl FnOnce(&mut Place) -> T) -> Result<(&'static Cuda, T), Failure> {
-    let mut places = locked(&PLACES);
+    let mut places = PLACES.lock();
     let place = places.get_mut(site.number()).ok_or(NONE)?;
     Ok((Cuda::get().ok_or(NONE)?, of(place)))
 }
@@ -145,7 +146,7 @@ fn unknown(addr: usize, Failure(result): Failure) -> Result<Option<Site>, Errno>
 /// The site of a context that has not ended, by its handle. Where another context had the handle, all of that one has ended
 /// with it: streams, events, and what was open there. Errors: EIO, if it cannot be used; ENOSPC for too many contexts.
 fn site_in(cuda: &Cuda, handle: usize) -> Result<Site, Errno> {
-    let mut places = locked(&PLACES);
+    let mut places = PLACES.lock();
     let context = cuda.context(handle).map_err(unusable)?;
     let known = |(_, place): &(usize, &mut Place)| place.context.handle() == handle;
     if let Some((at, place)) = places.iter_mut().enumerate().find(known) {
@@ -174,7 +175,7 @@ pub(crate) fn any_site() -> Option<Site> {
     let cuda = Cuda::get()?;
     match cuda.any_context() {
         Some(context) => site_in(cuda, context).ok(),
-        None => (!locked(&PLACES).is_empty()).then_some(Site(0)),
+        None => (!PLACES.lock().is_empty()).then_some(Site(0)),
     }
 }
 

@@ -59,8 +59,34 @@ fn here<'a, T>(value: *mut Value<T>) -> Option<&'a Value<T>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// Runs `work` in a forked child, which does nothing that a fork with threads forbids. Returns its result.
+    pub(crate) fn in_child(work: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child runs `work` alone and ends without running code of the parent.
+        match unsafe { libc::fork() } {
+            0 => {
+                // SAFETY: an integer argument. A child that hangs ends, and does not outlive the test for long.
+                unsafe { libc::alarm(20) };
+                // A panic must not unwind into the child's copy of the test harness.
+                let work = std::panic::AssertUnwindSafe(work);
+                let status = i32::from(!std::panic::catch_unwind(work).unwrap_or(false));
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(status) }
+            }
+            child => {
+                assert!(child > 0);
+                let mut status = 0;
+                // SAFETY: a child of this process, and a live local.
+                assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+                if status != 0 {
+                    eprintln!("the child ended with {status:#x}");
+                }
+                status == 0
+            }
+        }
+    }
 
     #[test]
     fn a_forked_child_has_a_value_of_its_own() {
@@ -68,21 +94,11 @@ mod tests {
         assert!(NUMBERS.known().is_none());
         let mut held = NUMBERS.lock();
         held.push(7);
-        // SAFETY: the child does what is allowed after a fork, and ends.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: an integer argument.
-            unsafe { libc::alarm(20) };
+        assert!(in_child(|| {
             let fresh = NUMBERS.known().is_none() && NUMBERS.lock().is_empty();
             NUMBERS.lock().push(8);
-            let right = fresh && *NUMBERS.lock() == [8];
-            // SAFETY: ends the child.
-            unsafe { libc::_exit(i32::from(!right)) };
-        }
-        let mut status = -1;
-        // SAFETY: the child made above, and a live local.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert_eq!(status, 0);
+            fresh && *NUMBERS.lock() == [8]
+        }));
         drop(held);
         assert_eq!(*NUMBERS.lock(), [7]);
     }

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
 /*
- * faults [BYTES [threads|busy|reset|created|forked]]: two processes, or threads of one, exchange messages between all kinds of memory while calls of the driver fail (FAKE_CUDA_FAIL). Every
+ * faults [BYTES [threads|busy|reset|created|forked|closing]]: two processes, or threads of one, exchange messages between all kinds of memory while calls of the driver fail (FAKE_CUDA_FAIL). Every
  * operation ends, and the bytes of those that succeed are right. Prints how many ended with an error. The longest messages have
  * so many bytes, at most 3000000. It is linked with the double's libcuda.so.1.
  *
  * reset: the device is reset between two rounds, with all that was made on it, as by cudaDeviceReset.
  *
  * created: no primary context is active, and the device memory is of the default pool, which is of no context.
+ *
+ * closing: the same on one side, while the other one frees and allocates again before each message, mostly at the same address: what the
+ * busy side has open cannot be closed meanwhile.
  *
  * forked: children of two processes, which CUDA serves no more, send the memory that their parents have: each send fails.
  *
@@ -38,7 +41,7 @@ struct memory {
 
 /* A stream that waits for no other one; null: the default stream. */
 static __thread void *own_stream;
-static bool is_busy, resets, creates;
+static bool is_busy, resets, creates, closing;
 
 /* Work of the application that does not end by itself. */
 static void work_on(void *goes_on)
@@ -158,7 +161,7 @@ static void all_kinds(struct side *side)
 	struct setup setup = { .caps = FI_MSG | FI_TAGGED | FI_HMEM };
 	struct memory device[2] = {{0}}, host[2] = {{0}};
 	uint32_t seed = 1;
-	int errors = 0, i, goes_on = is_busy;
+	int errors = 0, i, goes_on = is_busy || (closing && side->rank == 0);
 	void *busy;
 
 	SAME(cuInit(0), 0);
@@ -166,9 +169,13 @@ static void all_kinds(struct side *side)
 	for (i = 0; i < 2; i++)
 		host[i].host = need(MOST);
 	side_begin(side, &setup);
-	if (is_busy)
+	if (goes_on)
 		SAME(cuStreamCreate(&own_stream, 1) || cuStreamCreate(&busy, 0) || cuLaunchHostFunc(busy, work_on, &goes_on), 0);
 	for (i = 0; i < ROUNDS * 12; i++, seed += 2) {
+		if (closing && side->rank == 1) {
+			SAME(cuMemFree_v2(device[0].device) || cuMemFree_v2(device[1].device), 0);
+			SAME(cuMemAlloc_v2(&device[0].device, MOST) || cuMemAlloc_v2(&device[1].device, MOST), 0);
+		}
 		if (resets && i % 12 == 0 && i) {
 			barrier(side);
 			SAME(cuDevicePrimaryCtxReset_v2(0), 0);
@@ -179,8 +186,7 @@ static void all_kinds(struct side *side)
 		errors += exchange(side, from, to, lens[i / 4 % 3], seed);
 	}
 	barrier(side);
-	__atomic_store_n(&goes_on, 0, __ATOMIC_RELEASE);
-	if (is_busy)
+	if (__atomic_exchange_n(&goes_on, 0, __ATOMIC_ACQ_REL))
 		SAME(cuStreamSynchronize(busy), 0);
 	side_close(side);
 	for (i = 0; i < 2; i++) {
@@ -233,6 +239,7 @@ int main(int argc, char **argv)
 		lens[2] = (size_t)atoi(argv[1]);
 	CHECK(lens[2] <= MOST);
 	is_busy = argc > 2 && !strcmp(argv[2], "busy");
+	closing = argc > 2 && !strcmp(argv[2], "closing");
 	resets = argc > 2 && !strcmp(argv[2], "reset");
 	creates = argc > 2 && !strcmp(argv[2], "created");
 	if (argc > 2 && !strcmp(argv[2], "forked"))

@@ -8,7 +8,7 @@ use crate::model::{
 };
 use crate::settings::Settings;
 use crate::stream::{Function, Stream, Work};
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::os::fd::IntoRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,7 +24,11 @@ pub(crate) union IpcHandle {
 /// Counts a call, and fails it if it is to fail.
 pub(crate) fn enter(function: &'static str, then: impl FnOnce() -> Answer) -> c_int {
     let call = counters::count(function);
-    match Settings::get().failure(function, call).map_or_else(then, |result| Err(Failure(result))) {
+    if let Some(result) = Settings::get().failure(function, call) {
+        counters::count_failure(function);
+        return result;
+    }
+    match then() {
         Ok(()) => 0,
         Err(Failure(result)) => result,
     }
@@ -375,6 +379,14 @@ fn attribute_of(
         17 => put(to.cast(), of.map_or(0, Allocation::pool)),
         _ => Err(INVALID_VALUE),
     }
+}
+
+/// No function of a driver: how often the process has called one, with `FAKE_CUDA`.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn fakeCudaCalls(name: *const c_char) -> u64 {
+    // SAFETY: the caller names a function.
+    let name = unsafe { CStr::from_ptr(name) };
+    name.to_str().map_or(0, counters::calls_of)
 }
 
 /// There are no kernels.

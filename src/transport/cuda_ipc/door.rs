@@ -8,12 +8,13 @@ use super::published;
 use crate::sys::cuda::Failure;
 use crate::sys::event::Watched;
 use crate::sys::hub::{self, Rest, Task, Ticket};
-use crate::sys::process::{Home, random_u64};
+use crate::sys::per_process::PerProcess;
+use crate::sys::process::random_u64;
 use crate::sys::unix::{self, Message, Received};
 use crate::sys::{Errno, clock, user};
 use crate::telemetry::log;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// A question is there this long after its connection, and an answer after its question, nanoseconds.
 const PATIENCE_NS: u64 = 5_000_000_000;
@@ -28,7 +29,6 @@ const GUESTS_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct Door {
     pub(super) name: u64,
-    home: Home,
     _ticket: Ticket,
 }
 
@@ -46,9 +46,9 @@ fn text_of(name: u64) -> String {
 impl Door {
     /// `None`: there is no socket, or no thread.
     pub(super) fn get() -> Option<Arc<Self>> {
-        static DOOR: Mutex<Weak<Door>> = Mutex::new(Weak::new());
-        let mut door = DOOR.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(open) = door.upgrade().filter(|open| open.home.is_here()) {
+        static DOOR: PerProcess<Weak<Door>> = PerProcess::new();
+        let mut door = DOOR.lock();
+        if let Some(open) = door.upgrade() {
             return Some(open);
         }
         let opened = Self::open().map(Arc::new).inspect_err(|errno| {
@@ -67,7 +67,7 @@ impl Door {
         let listener = Arc::new(unix::listen(&text_of(name))?);
         let links: Vec<Watched> = vec![listener.clone()];
         let ticket = hub::add(Box::new(Porter { listener, guests: Vec::new() }), links)?;
-        Ok(Self { name, home: Home::here(), _ticket: ticket })
+        Ok(Self { name, _ticket: ticket })
     }
 }
 

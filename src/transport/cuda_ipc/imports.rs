@@ -4,19 +4,28 @@
 use super::door::{Answer, Asked};
 use super::published::{Foreign, Place, Record};
 use crate::memory::mover::{Import, Site};
-use crate::sys::Errno;
 use crate::sys::cuda::{Failure, Kind, Part};
+use crate::sys::per_process::PerProcess;
+use crate::sys::{Errno, clock};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard};
 
 /// CUDA_ERROR_ALREADY_MAPPED: an older allocation at the owner's addresses is still open here.
 const ALREADY_MAPPED: Failure = Failure(208);
+/// An access waits this long for the end of another allocation, nanoseconds, and is then refused.
+const PATIENCE_NS: u64 = 100_000_000;
+/// A longer pause between two looks counts as this one, nanoseconds: the closer may have had no processor meanwhile either.
+const PAUSE_NS: u64 = 4_000_000;
+/// One that was not used for this time is closed, nanoseconds.
+const UNUSED_NS: u64 = 5_000_000_000;
 
 /// Why there is none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Refusal {
-    /// As many as may are open and in use, or the owner has not answered yet.
+    /// As many as may are open and in use, one has to be closed before, or the owner has not answered yet.
     NotYet,
+    /// One that has to be closed before is not closed for long: that waits for the application's kernels.
+    Busy,
     /// The record could not be read.
     Record(Errno),
     /// The driver does not open it, or does not copy.
@@ -49,7 +58,8 @@ struct Entry<T> {
     site: Site,
     extent: Extent,
     open: Arc<T>,
-    used: u64,
+    /// When it was last used, nanoseconds; no two are the same.
+    used_ns: u64,
     /// It stays open when no access uses it. Memory of a pool does not: its owner must not free it before.
     kept: bool,
 }
@@ -64,19 +74,40 @@ impl<T> Entry<T> {
     }
 }
 
+/// One that the [`closer`](super::closer) closes once no copy uses it.
+#[derive(Debug)]
+struct Closing<T> {
+    number: u64,
+    pid: i32,
+    extent: Extent,
+    /// `None`: it is at that.
+    open: Option<Arc<T>>,
+    /// How long accesses have waited for its end, nanoseconds.
+    waited_ns: u64,
+}
+
 #[derive(Debug)]
 pub(super) struct Imports<T> {
     entries: Vec<Entry<T>>,
-    clock: u64,
+    closing: Vec<Closing<T>>,
+    /// The number of the last one of those.
+    last: u64,
+    /// There is something to close, or the closer ends.
+    changed: Arc<Condvar>,
+    /// The last time of use, and when an access last waited.
+    now_ns: u64,
+    waited_at_ns: u64,
+    /// For which others were closed, because the driver had something at its addresses.
+    in_the_way: Option<Name>,
     /// The descriptors that owners were asked for.
     asked: Vec<(Name, Asked)>,
 }
 
-static IMPORTS: Mutex<Imports<Import>> = Mutex::new(Imports::new());
+static IMPORTS: PerProcess<Imports<Import>> = PerProcess::new();
 
 /// Those of this process.
 pub(super) fn of_process() -> MutexGuard<'static, Imports<Import>> {
-    IMPORTS.lock().unwrap_or_else(PoisonError::into_inner)
+    IMPORTS.lock()
 }
 
 impl Imports<Import> {
@@ -137,16 +168,27 @@ impl Imports<Import> {
     }
 }
 
-impl<T> Imports<T> {
-    const fn new() -> Self {
-        Self { entries: Vec::new(), clock: 0, asked: Vec::new() }
+impl<T> Default for Imports<T> {
+    fn default() -> Self {
+        Self {
+            entries: Vec::new(),
+            closing: Vec::new(),
+            last: 0,
+            changed: Arc::default(),
+            now_ns: 0,
+            waited_at_ns: 0,
+            in_the_way: None,
+            asked: Vec::new(),
+        }
     }
+}
 
+impl<T> Imports<T> {
     fn find(&mut self, name: Name, site: Site) -> Option<Arc<T>> {
-        self.clock += 1;
+        self.now_ns = clock::now_ns().max(self.now_ns + 1);
         let is = |entry: &&mut Entry<T>| entry.name == name && entry.site == site;
         let entry = self.entries.iter_mut().find(is)?;
-        entry.used = self.clock;
+        entry.used_ns = self.now_ns;
         Some(Arc::clone(&entry.open))
     }
 
@@ -157,42 +199,134 @@ impl<T> Imports<T> {
         mut open: impl FnMut() -> Result<T, Failure>,
     ) -> Result<Arc<T>, Refusal> {
         let pid = name.0.pid();
-        // The owner has freed what it had at these addresses before. Copies from it close it at their end.
-        self.entries
-            .retain(|old| old.name == name || old.pid() != pid || !old.extent.overlaps(&extent));
-        while self.entries.len() >= most.max(1) {
-            if !self.close_oldest() {
-                return Err(Refusal::NotYet);
+        // The owner has freed what it had at these addresses before.
+        self.close(|old| old.name != name && old.pid() == pid && old.extent.overlaps(&extent));
+        let overlaps = |old: &&Closing<T>| old.pid == pid && old.extent.overlaps(&extent);
+        if let Some(old) = self.closing.iter().find(overlaps).map(|old| old.number) {
+            return Err(self.wait(old));
+        }
+        if self.entries.len() + self.closing.len() >= most.max(1) {
+            if self.closing.is_empty() {
+                self.close_oldest();
             }
+            return Err(self.wait_for_any());
         }
         let mut opened = open();
-        if opened.as_ref().err() == Some(&ALREADY_MAPPED) {
-            self.entries.retain(|old| !old.is_idle());
-            opened = open();
+        if opened.as_ref().err() == Some(&ALREADY_MAPPED) && self.in_the_way != Some(name) {
+            self.close(Entry::is_idle);
+            self.in_the_way = Some(name);
+            if self.closing.is_empty() {
+                // All are in use. The driver may have closed one late.
+                opened = open();
+            }
         }
+        if opened.as_ref().err() == Some(&ALREADY_MAPPED) && !self.closing.is_empty() {
+            return Err(self.wait_for_any());
+        }
+        self.in_the_way = self.in_the_way.filter(|other| *other != name || opened.is_err());
         let open = Arc::new(opened.map_err(Refusal::Driver)?);
-        let entry = Entry { name, site, extent, open: Arc::clone(&open), used: self.clock, kept };
-        self.entries.push(entry);
+        let (kept_by_others, used_ns) = (Arc::clone(&open), self.now_ns);
+        self.entries.push(Entry { name, site, extent, open: kept_by_others, used_ns, kept });
+        // The closer looks from now on how long it is unused.
+        self.wake();
         Ok(open)
     }
 
-    /// False: all are in use.
-    fn close_oldest(&mut self) -> bool {
-        let idle = self.entries.iter().enumerate().filter(|(_, entry)| entry.is_idle());
-        let Some((at, _)) = idle.min_by_key(|(_, entry)| entry.used) else { return false };
-        self.entries.swap_remove(at);
-        true
+    /// The answer to an access that has to wait for the end of one, and of that which the closer is at.
+    fn wait(&mut self, number: u64) -> Refusal {
+        let waited_ns = (self.now_ns - self.waited_at_ns).min(PAUSE_NS);
+        self.waited_at_ns = self.now_ns;
+        let mut is_busy = false;
+        for one in self.closing.iter_mut().filter(|one| one.number == number || one.open.is_none())
+        {
+            one.waited_ns += waited_ns;
+            is_busy |= one.waited_ns > PATIENCE_NS;
+        }
+        if is_busy { Refusal::Busy } else { Refusal::NotYet }
+    }
+
+    fn wait_for_any(&mut self) -> Refusal {
+        let first = self.closing.first().map(|one| one.number);
+        first.map_or(Refusal::NotYet, |first| self.wait(first))
+    }
+
+    /// Gives those for which `is` holds to the closer.
+    fn close(&mut self, is: impl Fn(&Entry<T>) -> bool) {
+        let (closing, kept): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.entries).into_iter().partition(is);
+        self.entries = kept;
+        for entry in closing {
+            self.last += 1;
+            let (number, pid, extent) = (self.last, entry.pid(), entry.extent);
+            self.closing.push(Closing {
+                number,
+                pid,
+                extent,
+                open: Some(entry.open),
+                waited_ns: 0,
+            });
+        }
+        if !self.closing.is_empty() {
+            self.wake();
+        }
+    }
+
+    /// Wakes the closer.
+    pub(super) fn wake(&self) {
+        self.changed.notify_all();
+    }
+
+    /// What the closer waits for.
+    pub(super) fn changed(&self) -> Arc<Condvar> {
+        Arc::clone(&self.changed)
+    }
+
+    fn close_oldest(&mut self) {
+        let idle = self.entries.iter().filter(|entry| entry.is_idle());
+        let oldest = idle.map(|entry| entry.used_ns).min();
+        self.close(|entry| Some(entry.used_ns) == oldest);
+    }
+
+    /// Gives all that no access uses to the closer.
+    pub(super) fn close_idle(&mut self) {
+        self.close(Entry::is_idle);
     }
 
     /// Closes those that no access uses, and that are not kept: before the owner learns that an access has ended.
     pub(super) fn release(&mut self) {
         self.entries.retain(|entry| entry.kept || !entry.is_idle());
+        if !self.closing.is_empty() {
+            self.wake();
+        }
+    }
+
+    /// Gives the closer those that no access has used for long: the memory of their owners is in use as long as they are open.
+    pub(super) fn expire(&mut self, now_ns: u64) {
+        self.now_ns = now_ns.max(self.now_ns);
+        self.close(|entry| entry.is_idle() && now_ns > entry.used_ns + UNUSED_NS);
+    }
+
+    /// The next one to be dropped, without the lock, and its number, for which [`Self::closed`] is called then.
+    pub(super) fn next_to_close(&mut self) -> Option<(u64, Arc<T>)> {
+        let is = |one: &&mut Closing<T>| {
+            one.open.as_ref().is_some_and(|open| Arc::strong_count(open) == 1)
+        };
+        let one = self.closing.iter_mut().find(is)?;
+        Some((one.number, one.open.take()?))
+    }
+
+    pub(super) fn closed(&mut self, number: u64) {
+        self.closing.retain(|one| one.number != number);
+    }
+
+    pub(super) fn are_none(&self) -> bool {
+        self.entries.is_empty() && self.closing.is_empty()
     }
 
     /// Closes those of a process that are idle: an endpoint of it, or of one that had its id, has departed.
     pub(super) fn forget(&mut self, pid: i32) {
         self.asked.retain(|((place, _), _)| place.pid() != pid);
-        self.entries.retain(|entry| entry.pid() != pid || !entry.is_idle());
+        self.close(|entry| entry.pid() == pid && entry.is_idle());
     }
 }
 
@@ -200,8 +334,10 @@ impl<T> Imports<T> {
 mod tests {
     use super::*;
     use crate::memory::mover::DOUBLE;
+    use crate::sys::per_process::tests::in_child;
     use std::cell::RefCell;
     use std::collections::HashSet;
+    use std::sync::Mutex;
 
     /// The driver: the names that are open.
     type Driver<'a> = &'a RefCell<HashSet<u64>>;
@@ -218,7 +354,30 @@ mod tests {
         (Place(pid << 32 | 1), tag)
     }
 
+    /// What the closer does.
+    fn close_all<T>(imports: &mut Imports<T>) {
+        while let Some((number, open)) = imports.next_to_close() {
+            drop(open);
+            imports.closed(number);
+        }
+    }
+
+    /// Opens it, again if others have to be closed before.
     fn open<'a>(
+        imports: &mut Imports<Mapping<'a>>,
+        driver: Driver<'a>,
+        what: (Name, u64),
+        most: usize,
+    ) -> Result<Arc<Mapping<'a>>, Refusal> {
+        let first = open_at_once(imports, driver, what, most);
+        if first.is_ok() || imports.closing.is_empty() {
+            return first;
+        }
+        close_all(imports);
+        open_at_once(imports, driver, what, most)
+    }
+
+    fn open_at_once<'a>(
         imports: &mut Imports<Mapping<'a>>,
         driver: Driver<'a>,
         (name, start): (Name, u64),
@@ -237,7 +396,7 @@ mod tests {
     #[test]
     fn the_least_recently_used_one_that_is_idle_gives_way() {
         let driver = RefCell::default();
-        let mut imports = Imports::new();
+        let mut imports = Imports::default();
         let held = open(&mut imports, &driver, (name(1, 1), 0), 2).unwrap();
         for tag in [2, 3, 1, 3] {
             open(&mut imports, &driver, (name(1, tag), tag * 1000), 2).unwrap();
@@ -247,29 +406,102 @@ mod tests {
         assert_eq!(open(&mut imports, &driver, (name(1, 4), 9000), 2).err(), Some(Refusal::NotYet));
         drop((held, other));
         imports.forget(2);
+        close_all(&mut imports);
         assert_eq!(driver.borrow().len(), 2);
         imports.forget(1);
+        close_all(&mut imports);
         assert!(driver.borrow().is_empty());
+    }
+
+    #[test]
+    fn what_is_not_used_for_long_is_closed() {
+        let driver = RefCell::default();
+        let mut imports = Imports::default();
+        let held = open(&mut imports, &driver, (name(1, 1), 0), 9).unwrap();
+        open(&mut imports, &driver, (name(1, 2), 1000), 9).unwrap();
+        imports.expire(imports.now_ns + UNUSED_NS / 2);
+        close_all(&mut imports);
+        assert_eq!(driver.borrow().len(), 2);
+        imports.expire(imports.now_ns + UNUSED_NS);
+        close_all(&mut imports);
+        assert_eq!(*driver.borrow(), HashSet::from([1]), "1 is in use");
+        drop(held);
+        imports.expire(imports.now_ns + 1);
+        close_all(&mut imports);
+        assert!(imports.are_none());
+    }
+
+    #[test]
+    fn an_access_waits_briefly_for_one_that_is_not_closed() {
+        let driver = RefCell::default();
+        let mut imports = Imports::default();
+        drop(open(&mut imports, &driver, (name(1, 1), 0), 9).unwrap());
+        drop(open(&mut imports, &driver, (name(1, 3), 500), 9).unwrap());
+        let try_next = |imports: &mut Imports<_>, tag, start| {
+            imports.now_ns += 1_000_000_000;
+            open_at_once(imports, &driver, (name(1, tag), start), 9).err()
+        };
+        assert_eq!(try_next(&mut imports, 2, 50), Some(Refusal::NotYet));
+        let (number, closes) = imports.next_to_close().unwrap();
+        let looks = (0..100).find(|_| try_next(&mut imports, 2, 50) == Some(Refusal::Busy));
+        let least = (PATIENCE_NS / PAUSE_NS) as usize;
+        assert!(looks.is_some_and(|looks| looks + 2 >= least), "{looks:?}: its kernels go on");
+        assert_eq!(try_next(&mut imports, 4, 550), Some(Refusal::Busy), "the closer is at another");
+        drop(closes);
+        imports.closed(number);
+        assert_eq!(try_next(&mut imports, 2, 50), None);
+    }
+
+    #[test]
+    fn the_closer_wakes_when_something_is_open() {
+        let imports = Arc::new(Mutex::new((Imports::<()>::default(), false)));
+        let theirs = Arc::clone(&imports);
+        let closer = std::thread::spawn(move || {
+            let mut imports = theirs.lock().unwrap();
+            imports.1 = true;
+            let changed = imports.0.changed();
+            let patience = std::time::Duration::from_secs(20);
+            changed.wait_timeout(imports, patience).unwrap().1.timed_out()
+        });
+        let mut held = imports.lock().unwrap();
+        while !held.1 {
+            drop(held);
+            held = imports.lock().unwrap();
+        }
+        let what = (name(1, 1), DOUBLE, Extent { start: 0, len: 1 }, true);
+        held.0.add(what, 9, || Ok(())).unwrap();
+        drop(held);
+        assert!(!closer.join().unwrap());
+    }
+
+    #[test]
+    fn a_forked_child_waits_for_no_thread_of_its_parent() {
+        let mut held = of_process();
+        held.now_ns = 7;
+        assert!(in_child(|| of_process().now_ns == 0));
     }
 
     #[test]
     fn what_the_owner_has_freed_is_closed_before_its_addresses_are_opened_again() {
         let driver = RefCell::default();
-        let mut imports = Imports::new();
+        let mut imports = Imports::default();
         let held = open(&mut imports, &driver, (name(1, 1), 1000), 9).unwrap();
-        for (pid, tag, start) in [(1, 2, 1100), (2, 3, 1000), (1, 4, 1099)] {
+        for (pid, tag, start) in [(1, 2, 1100), (2, 3, 1000)] {
             open(&mut imports, &driver, (name(pid, tag), start), 9).unwrap();
         }
         // 4 overlaps 1, which a copy still uses, and 2; 3 is of another process.
-        assert_eq!(*driver.borrow(), HashSet::from([1, 3, 4]));
+        let mut last = || open(&mut imports, &driver, (name(1, 4), 1099), 9).map(drop);
+        assert_eq!(last(), Err(Refusal::NotYet));
+        assert_eq!(*driver.borrow(), HashSet::from([1, 3]));
         drop(held);
+        assert_eq!(last(), Ok(()));
         assert_eq!(*driver.borrow(), HashSet::from([3, 4]));
     }
 
     #[test]
     fn memory_of_a_pool_is_open_while_accesses_use_it() {
         let driver = RefCell::default();
-        let mut imports = Imports::new();
+        let mut imports = Imports::default();
         let use_it = |imports: &mut Imports<_>| open(imports, &driver, (name(1, 9), 0), 9);
         let [one, other] = [(); 2].map(|()| use_it(&mut imports).unwrap());
         open(&mut imports, &driver, (name(1, 1), 1000), 9).unwrap();
@@ -284,17 +516,36 @@ mod tests {
     #[test]
     fn older_openings_that_are_in_the_way_are_closed() {
         let driver = RefCell::default();
-        let mut imports = Imports::new();
+        let mut imports = Imports::default();
         open(&mut imports, &driver, (name(1, 1), 0), 9).unwrap();
-        let mut answers = [Err(ALREADY_MAPPED), Ok(())].into_iter();
-        let opened =
-            imports.add((name(2, 2), DOUBLE, Extent { start: 0, len: 1 }, true), 9, || {
-                answers.next().unwrap().map(|()| {
+        let extent = Extent { start: 0, len: 1 };
+        let answers = [Err(ALREADY_MAPPED), Ok(())].map(|answer: Result<(), _>| {
+            let opened = imports.add((name(2, 2), DOUBLE, extent, true), 9, || {
+                answer.map(|()| {
                     driver.borrow_mut().insert(2);
                     Mapping(&driver, 2)
                 })
             });
-        assert!(opened.is_ok() && *driver.borrow() == HashSet::from([2]));
+            close_all(&mut imports);
+            opened.map(drop)
+        });
+        assert_eq!(answers, [Err(Refusal::NotYet), Ok(())]);
+        assert_eq!(*driver.borrow(), HashSet::from([2]));
+        let mut answers = [Err(ALREADY_MAPPED), Ok(Mapping(&driver, 5))].into_iter();
+        driver.borrow_mut().insert(5);
+        let held = imports.find(name(2, 2), DOUBLE);
+        let at_once =
+            imports.add((name(5, 5), DOUBLE, extent, true), 9, || answers.next().unwrap());
+        assert!(at_once.is_ok() && held.is_some(), "nothing can be closed");
+        drop((at_once, held));
+        let still = [(); 3].map(|()| {
+            let what = (name(4, 4), DOUBLE, extent, true);
+            let opened = imports.add(what, 9, || Err(ALREADY_MAPPED)).map(drop);
+            close_all(&mut imports);
+            opened
+        });
+        let refused = Err(Refusal::Driver(ALREADY_MAPPED));
+        assert_eq!(still, [Err(Refusal::NotYet), refused, refused]);
         let refused =
             imports.add((name(3, 3), DOUBLE, Extent { start: 0, len: 1 }, true), 9, || {
                 Err(Failure(217))
@@ -312,7 +563,7 @@ mod tests {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (state >> 33) % n
         };
-        let mut imports = Imports::new();
+        let mut imports = Imports::default();
         let mut copies = Vec::new();
         for step in 0..20_000 {
             let (pid, at) = (1 + below(3), below(8));
@@ -335,6 +586,7 @@ mod tests {
         }
         drop(copies);
         (1..=3).for_each(|pid| imports.forget(pid));
+        close_all(&mut imports);
         assert!(driver.borrow().is_empty());
     }
 }

@@ -2,12 +2,11 @@
 
 use super::permits::State;
 use super::published::Given;
-use crate::sys::process;
+use crate::sys::per_process::PerProcess;
 use crate::telemetry::log;
 use crate::transport::settling::settle;
 use crate::transport::{PeerId, RemoteKey};
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
 /// Memory under one key.
 #[derive(Debug)]
@@ -26,16 +25,12 @@ struct Lent {
 pub(super) struct Lendings(Vec<Lent>);
 
 /// Permits of endpoints that have ended, or of peers that were given up, which a process has not left.
-static LEFT: Mutex<Vec<Given>> = Mutex::new(Vec::new());
-/// The process that has left them; 0: there are none. A forked child has none of its own.
-static LEFT_BY: AtomicI32 = AtomicI32::new(0);
+static LEFT: PerProcess<Vec<Given>> = PerProcess::new();
 
 /// No process is still in an access to such memory.
 pub(super) fn are_left_settled() -> bool {
-    if LEFT_BY.load(Ordering::Relaxed) != process::pid() {
-        return true;
-    }
-    let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(left) = LEFT.known() else { return true };
+    let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
     left.retain(|permit| !is_unused(permit));
     left.is_empty()
 }
@@ -106,11 +101,10 @@ impl Lendings {
         }
         let (filled, others): (Vec<_>, Vec<_>) =
             ending.into_iter().partition(|lent| lent.state() == State::Filled);
-        let busy = others.into_iter().filter(|lent| !lent.is_unused()).map(|lent| {
-            LEFT_BY.store(process::pid(), Ordering::Relaxed);
-            lent.permit
-        });
-        LEFT.lock().unwrap_or_else(PoisonError::into_inner).extend(busy);
+        let mut busy = others.into_iter().filter(|lent| !lent.is_unused()).peekable();
+        if busy.peek().is_some() {
+            LEFT.lock().extend(busy.map(|lent| lent.permit));
+        }
         filled.into_iter().filter_map(|lent| Some((lent.peer, lent.token?))).collect()
     }
 

@@ -17,6 +17,7 @@
 //!
 //! Not run on a GPU; on a double only.
 
+mod closer;
 pub(crate) mod config;
 mod door;
 mod imports;
@@ -35,6 +36,7 @@ use crate::memory::mover::{self, Import, Site, Transfer, Way};
 use crate::sys::cuda::Cuda;
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
+use closer::Closer;
 use door::Door;
 use imports::{Name, Refusal};
 use lent::{Event, Lendings};
@@ -139,6 +141,8 @@ pub(crate) struct CudaIpc {
     starved: bool,
     /// Open once memory without a handle was published.
     door: Option<Arc<Door>>,
+    /// There once memory of another process was opened.
+    closer: Option<Arc<Closer>>,
 }
 
 /// What a key says.
@@ -270,6 +274,10 @@ impl CudaIpc {
         {
             return Err(SendError::Again);
         }
+        if pid != process::pid() {
+            self.closer = self.closer.take().or_else(Closer::get);
+            self.closer.as_ref().ok_or(unreachable(libc::EAGAIN))?;
+        }
         let table = self.table(peer, pid).map_err(|refusal| self.refuse(peer, pid, refusal))?;
         // Before it is opened: the owner of what is open frees it only after the access.
         let enter = |name| {
@@ -356,6 +364,12 @@ impl CudaIpc {
             }
             // The sender's record was replaced meanwhile, which says nothing of the next one.
             Refusal::Record(Errno(libc::ESTALE)) => return unreachable(libc::ESTALE),
+            Refusal::Busy => {
+                log::limited!(
+                    "device memory of process {pid} is copied through the host: CUDA has not closed another allocation for long, which waits for kernels of this process"
+                );
+                return unreachable(libc::ESTALE);
+            }
             Refusal::Record(errno) => log::limited!(
                 cause: errno.0,
                 "device memory of process {pid} is copied through the host: its table of handles cannot be read: {errno}"
@@ -642,6 +656,7 @@ impl Transport for CudaIpc {
             lent: Lendings::default(),
             starved: false,
             door: None,
+            closer: None,
         }))
     }
 
@@ -693,8 +708,9 @@ mod tests {
         let (me, host) = (PeerId(0), LocalHost::detect());
         let (peers, accesses, lent) = (Vec::new(), VecDeque::new(), Lendings::default());
         let (owner, open_max, starved) = (process::pid(), 4, false);
-        let door = None;
-        let mut ipc = CudaIpc { owner, me, host, open_max, peers, accesses, lent, starved, door };
+        let (door, closer) = (None, None);
+        let mut ipc =
+            CudaIpc { owner, me, host, open_max, peers, accesses, lent, starved, door, closer };
         let at = |text: &str| Address::from_text(text).unwrap();
         for (peer, address) in [
             (me, "127.0.0.1:1"),

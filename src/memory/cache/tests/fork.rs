@@ -5,34 +5,9 @@ use super::memory::{fill, map, map_over, unmap};
 use super::{PAGE, cache_of, monitor, own_monitor};
 use crate::memory::cache::{Access, Monitor, Refusal};
 use crate::sys::mappings::Mappings;
+use crate::sys::per_process::tests::in_child;
 
 const LEN: usize = 4 * PAGE;
-
-/// Runs `work` in a forked child, which does nothing that a fork with threads forbids. Returns its result.
-pub(super) fn in_child(work: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child runs `work` alone and ends without running code of the parent.
-    match unsafe { libc::fork() } {
-        0 => {
-            // SAFETY: an integer argument. A child that hangs ends, and does not outlive the test for long.
-            unsafe { libc::alarm(20) };
-            // A panic must not unwind into the child's copy of the test harness.
-            let work = std::panic::AssertUnwindSafe(work);
-            let status = i32::from(!std::panic::catch_unwind(work).unwrap_or(false));
-            // SAFETY: ends the child at once.
-            unsafe { libc::_exit(status) }
-        }
-        child => {
-            assert!(child > 0);
-            let mut status = 0;
-            // SAFETY: a child of this process, and a live local.
-            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-            if status != 0 {
-                eprintln!("the child ended with {status:#x}");
-            }
-            status == 0
-        }
-    }
-}
 
 #[test]
 fn a_child_gets_nothing() {

@@ -3,7 +3,6 @@
 //! the choices of the threads (not their timing).
 
 use super::device::{Copying, Device};
-use super::fork::in_child;
 use super::memory::{
     ANON, advise, fill, map_as, map_free, map_over, protect, remap, set_word, unmap, word,
 };
@@ -11,6 +10,7 @@ use super::process::{Without, alone};
 use super::uring::Ring;
 use super::{PAGE, monitor};
 use crate::memory::cache::{Access, Cache, Lease, Limits, Refusal, Statistics};
+use crate::sys::per_process::tests::in_child;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
