@@ -134,9 +134,9 @@ pub(crate) fn site_of(addr: usize, len: usize) -> Result<Option<Site>, Errno> {
 }
 
 /// What is done with memory of which the driver tells nothing, because it has failed: the kernel knows what the processor may
-/// touch. Errors: EIO.
+/// touch. A region that begins at 0 is all memory, and no device's. Errors: EIO.
 fn unknown(addr: usize, Failure(result): Failure) -> Result<Option<Site>, Errno> {
-    if presence::may_read(addr) {
+    if addr == 0 || presence::may_read(addr) {
         return Ok(None);
     }
     log::limited!(cause: result, "CUDA answers {result} to the question what memory is a device's");
@@ -466,6 +466,8 @@ impl Drop for Transfer {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use super::{Errno, Failure, unknown};
+    use crate::sys::process;
     use std::cell::Cell;
 
     thread_local! {
@@ -490,5 +492,14 @@ pub(crate) mod tests {
             left.saturating_sub(usize::from(left < usize::MAX))
         });
         left == 0
+    }
+
+    #[test]
+    fn all_memory_is_no_device_s_and_what_nobody_may_read_is_unknown() {
+        let not_initialized = Failure(3);
+        let here = [0_u8; 8];
+        assert_eq!(unknown(here.as_ptr().addr(), not_initialized), Ok(None));
+        assert_eq!(unknown(0, not_initialized), Ok(None));
+        assert_eq!(unknown(process::page_size() - 1, not_initialized), Err(Errno(libc::EIO)));
     }
 }

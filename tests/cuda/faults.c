@@ -11,7 +11,8 @@
  * closing: the same on one side, while the other one frees and allocates again before each message, mostly at the same address: what the
  * busy side has open cannot be closed meanwhile.
  *
- * forked: children of two processes, which CUDA serves no more, send the memory that their parents have: each send fails.
+ * forked: children of two processes, which CUDA serves no more, send the memory that their parents have: each send fails. A region of
+ * all memory does not.
  *
  * busy: a stream of the application, which its default stream waits for, does not come to its end before all messages have.
  */
@@ -201,8 +202,12 @@ static void send_of_parents(struct side *side, const struct setup *setup, void *
 {
 	static struct fi_context2 contexts[2];
 	static uint8_t bytes[100];
+	struct fid_mr *all;
 
 	side_begin(side, setup);
+	/* All memory, as SHMEM registers it. */
+	OK(fi_mr_reg(side->domain, NULL, SIZE_MAX, FI_REMOTE_READ | FI_REMOTE_WRITE, 0, 1, 0, &all, NULL));
+	OK(fi_close(&all->fid));
 	SAME(fi_tsend(side->ep, device, sizeof bytes, NULL, side->peer, 1, &contexts[0]), -FI_EIO);
 	POST(side, fi_trecv(side->ep, bytes, sizeof bytes, NULL, side->peer, 2, 0, &contexts[0]));
 	POST(side, fi_tsend(side->ep, bytes, sizeof bytes, NULL, side->peer, 2, &contexts[1]));
