@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
 /*
- * faults [BYTES [threads|busy|reset|created|forked|closing]]: two processes, or threads of one, exchange messages between all kinds of memory while calls of the driver fail (FAKE_CUDA_FAIL). Every
+ * faults [BYTES [threads|busy|reset|created|forked|closing|ahead]]: two processes, or threads of one, exchange messages between all kinds of memory while calls of the driver fail (FAKE_CUDA_FAIL). Every
  * operation ends, and the bytes of those that succeed are right. Prints how many ended with an error. The longest messages have
  * so many bytes, at most 3000000. It is linked with the double's libcuda.so.1.
  *
@@ -13,6 +13,8 @@
  *
  * forked: children of two processes, which CUDA serves no more, send the memory that their parents have: each send fails. A region of
  * all memory does not.
+ *
+ * ahead: messages from device memory arrive at once, in turns to the device and to the host, whose copies wait for the others on the device.
  *
  * busy: a stream of the application, which its default stream waits for, does not come to its end before all messages have.
  */
@@ -238,6 +240,43 @@ static void forked(struct side *side)
 	SAME(cuMemFree_v2(device[0].device) || cuMemFree_v2(device[1].device), 0);
 }
 
+/* None of these operations fails, whatever the driver does. */
+static void many_at_once(struct side *side)
+{
+	enum { MESSAGES = 16, LEN = MOST / MESSAGES };
+	static struct fi_context2 contexts[2 * MESSAGES];
+	static uint8_t bytes[LEN];
+	struct setup setup = { .caps = FI_MSG | FI_TAGGED | FI_HMEM };
+	struct memory device[2] = {{0}}, part;
+	uint8_t *host = need(MOST);
+	uint32_t i;
+
+	SAME(cuInit(0), 0);
+	allocate(device);
+	side_begin(side, &setup);
+	for (i = 0; i < MESSAGES; i++) {
+		fill(bytes, LEN, i);
+		part = (struct memory){ device[0].device + i * LEN, NULL };
+		put(&part, bytes, LEN);
+		part = (struct memory){ i % 2 ? 0 : device[1].device + i * LEN, host + i * LEN };
+		POST(side, fi_trecv(side->ep, place(&part), LEN, NULL, side->peer, i, 0, &contexts[i]));
+	}
+	barrier(side);
+	for (i = 0; i < MESSAGES; i++)
+		POST(side, fi_tsend(side->ep, (void *)(device[0].device + i * LEN), LEN, NULL, side->peer, i, &contexts[MESSAGES + i]));
+	for (i = 0; i < MESSAGES; i++)
+		SAME(completion(side->rx).len, LEN);
+	for (i = 0; i < MESSAGES; i++) {
+		completion(side->tx);
+		part = (struct memory){ i % 2 ? 0 : device[1].device + i * LEN, host + i * LEN };
+		get(&part, bytes, LEN);
+		CHECK(holds(bytes, LEN, i, 0));
+	}
+	side_end(side);
+	SAME(cuMemFree_v2(device[0].device) || cuMemFree_v2(device[1].device), 0);
+	free(host);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc > 1)
@@ -249,5 +288,7 @@ int main(int argc, char **argv)
 	creates = argc > 2 && !strcmp(argv[2], "created");
 	if (argc > 2 && !strcmp(argv[2], "forked"))
 		return run_story(forked, false, 50) ? 0 : 1;
+	if (argc > 2 && !strcmp(argv[2], "ahead"))
+		return run_story(many_at_once, false, 50) ? 0 : 1;
 	return run_story(all_kinds, argc > 2 && !strcmp(argv[2], "threads"), 50) ? 0 : 1;
 }
