@@ -27,12 +27,10 @@ fn bind(fd: &OwnedFd, address: &SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Options of both ends: frames are sent at once, and an end whose data is not acknowledged gives up
-/// after `patience_ms`, the liveness timeout.
-fn prepare(fd: &OwnedFd, patience_ms: u32) {
-    // A kernel without one of these options still works.
+/// Frames are sent at once.
+fn prepare(fd: &OwnedFd) {
+    // A kernel without this option still works.
     let _ = set(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
-    let _ = set(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, patience_ms as libc::c_int);
 }
 
 /// A socket that listens at `address`. Errors: EADDRINUSE, EACCES, EMFILE, ENFILE, ENOMEM.
@@ -49,10 +47,7 @@ pub(crate) fn listen(address: &SocketAddr) -> Result<OwnedFd> {
 }
 
 /// A connection that waits at `listener`, and its remote address. Errors: EMFILE, ENFILE, ENOMEM.
-pub(crate) fn accept(
-    listener: BorrowedFd<'_>,
-    patience_ms: u32,
-) -> Result<Option<(OwnedFd, SocketAddr)>> {
+pub(crate) fn accept(listener: BorrowedFd<'_>) -> Result<Option<(OwnedFd, SocketAddr)>> {
     let mut name = [0u8; 28];
     let mut len = name.len() as libc::socklen_t;
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
@@ -64,7 +59,7 @@ pub(crate) fn accept(
         Ok(fd) => {
             // SAFETY: `fd` is new and has no other owner.
             let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-            prepare(&fd, patience_ms);
+            prepare(&fd);
             let from = name.get(..len as usize).and_then(socket_addr_from_bytes);
             Ok(from.map(|from| (fd, from)))
         }
@@ -100,9 +95,9 @@ pub(crate) fn local_addr(fd: BorrowedFd<'_>) -> Result<SocketAddr> {
 
 /// Begins a connection from the address `from` to `to`. [`send`] reports the outcome. Errors:
 /// EADDRNOTAVAIL, ENETUNREACH, ECONNREFUSED, EMFILE, ENFILE, ENOMEM.
-pub(crate) fn connect(from: &SocketAddr, to: &SocketAddr, patience_ms: u32) -> Result<OwnedFd> {
+pub(crate) fn connect(from: &SocketAddr, to: &SocketAddr) -> Result<OwnedFd> {
     let fd = socket(to)?;
-    prepare(&fd, patience_ms);
+    prepare(&fd);
     if !from.ip().is_unspecified() {
         let _ = set(fd.as_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1);
         let mut from = *from;
@@ -203,6 +198,22 @@ pub(crate) fn unacknowledged(fd: BorrowedFd<'_>) -> usize {
     if rc < 0 { 0 } else { usize::try_from(bytes).unwrap_or(0) }
 }
 
+/// Whether the peer's system owes an acknowledgement, and has sent none for `ms`. A process that does not read closes
+/// the window of its connection, which its system says in answer to probes. TCP_USER_TIMEOUT gives up on that too
+/// (tcp(7)).
+pub(crate) fn is_silent(fd: BorrowedFd<'_>, ms: u32) -> bool {
+    // SAFETY: all zeroes is a valid tcp_info.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut len = size_of_val(&info) as libc::socklen_t;
+    let (level, name) = (libc::IPPROTO_TCP, libc::TCP_INFO);
+    // SAFETY: fills at most `len` bytes of a live local.
+    let rc =
+        unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut info).cast(), &mut len) };
+    // The last probe may still be answered.
+    let owes = info.tcpi_unacked > 0 || info.tcpi_probes > 1;
+    rc == 0 && owes && info.tcpi_last_ack_recv >= ms
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -216,11 +227,11 @@ mod tests {
         let address: SocketAddr = text.parse().unwrap();
         let listener = listen(&address).ok()?;
         let at = std::net::TcpListener::from(listener.try_clone().unwrap()).local_addr().unwrap();
-        let a = connect(&address, &at, 5000).unwrap();
+        let a = connect(&address, &at).unwrap();
         assert_eq!(wait_readable(listener.as_fd(), 1000), Ok(true));
-        let (b, from) = accept(listener.as_fd(), 5000).unwrap().unwrap();
+        let (b, from) = accept(listener.as_fd()).unwrap().unwrap();
         assert_eq!(from.ip(), address.ip());
-        assert!(accept(listener.as_fd(), 5000).unwrap().is_none());
+        assert!(accept(listener.as_fd()).unwrap().is_none());
         Some((a, b))
     }
 
@@ -254,10 +265,38 @@ mod tests {
         let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
         let listener = listen(&address).unwrap();
         let at = std::net::TcpListener::from(listener).local_addr().unwrap(); // and closes it
-        let made = connect(&address, &at, 5000);
+        let made = connect(&address, &at);
         // SAFETY: no ranges.
         let sent = made.and_then(|fd| unsafe { send(fd.as_fd(), b"hello", &[]) });
         assert_eq!(sent, Err(Errno(libc::ECONNREFUSED)));
+    }
+
+    #[test]
+    fn a_network_that_is_down_is_silent() {
+        std::thread::spawn(|| {
+            // SAFETY: affects this thread alone.
+            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+                return; // needs privileges
+            }
+            let set_lo = |state: &str| {
+                let args = ["link", "set", "lo", state];
+                std::process::Command::new("ip").args(args).status().is_ok_and(|s| s.success())
+            };
+            if !set_lo("up") {
+                return;
+            }
+            let (a, _b) = pair("127.0.0.1:0").unwrap();
+            assert!(set_lo("down"));
+            // SAFETY: no ranges.
+            assert_eq!(unsafe { send(a.as_fd(), b"hello", &[]) }, Ok(5));
+            let since = std::time::Instant::now();
+            while !is_silent(a.as_fd(), 300) {
+                assert!(since.elapsed() < crate::patience::seconds(10));
+                std::thread::yield_now();
+            }
+        })
+        .join()
+        .unwrap();
     }
 
     #[test]
@@ -274,6 +313,16 @@ mod tests {
             }
         }
         assert!(unacknowledged(a.as_fd()) <= total && total > 0);
+        // A process that does not read for long is no reason to give up.
+        let mut patience: libc::c_int = -1;
+        let mut len = size_of_val(&patience) as libc::socklen_t;
+        // SAFETY: fills one int.
+        let rc = unsafe {
+            let (level, name) = (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT);
+            libc::getsockopt(a.as_raw_fd(), level, name, (&raw mut patience).cast(), &mut len)
+        };
+        assert_eq!((rc, patience), (0, 0));
+        assert!(!is_silent(a.as_fd(), 1000));
         drop(b);
     }
 }

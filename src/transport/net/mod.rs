@@ -1253,7 +1253,7 @@ impl Transport for Net {
             self.rhythm.hot = self.rhythm.hot.max(1);
             return false;
         }
-        let streams = self.streams.as_ref().and_then(Streams::next_timeout);
+        let streams = self.streams.as_ref().and_then(|streams| streams.next_timeout(now));
         let due = core.next_timeout().into_iter().chain(streams).min();
         self.armed = self.shared.arm(due.map(|at| at.max(now + 1))).is_ok();
         self.armed

@@ -5,9 +5,6 @@ use crate::sys::late_set::LateSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// How long TCP waits for the peer's kernel to acknowledge data, milliseconds (TCP_USER_TIMEOUT): then datagrams take
-/// over.
-pub(super) const PATIENCE_MS: u32 = 5000;
 /// The members of the epoll set that tokens name.
 pub(super) const LISTENER: u64 = 0;
 pub(super) const TO_PEER: u64 = 1 << 32;

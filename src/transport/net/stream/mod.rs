@@ -34,8 +34,8 @@ use crate::sys::{Errno, tcp};
 use crate::telemetry::log;
 use crate::transport::{Address, PeerId, SendError, StreamEnd};
 use incoming::{Incoming, Turn};
-use member::{FROM_PEER, LISTENER, Member, PATIENCE_MS, TO_PEER};
-use outgoing::Outgoing;
+use member::{FROM_PEER, LISTENER, Member, TO_PEER};
+use outgoing::{CHECK_MS, Outgoing};
 pub(super) use sink::StreamSink;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -60,6 +60,8 @@ const LOOK_NS: u64 = 50_000;
 /// The same while there are no streams: a new one can wait, its messages go as datagrams meanwhile; and while one stream
 /// has a frame in each poll.
 const IDLE_LOOK_NS: u64 = 1_000_000;
+/// Time between two checks whether the systems of peers acknowledge data, nanoseconds.
+const CHECK_NS: u64 = CHECK_MS as u64 * 1_000_000;
 /// One in this many polls asks which streams are ready; the others try the last one.
 const ASK_EVERY: u32 = 8;
 
@@ -98,6 +100,7 @@ pub(super) struct Streams {
     latest: usize,
     hot: u32,
     looked_at: u64,
+    checked_at: u64,
     /// No stream is accepted before this time, because there was no descriptor left, nanoseconds.
     deaf_until: u64,
     counts: StreamCounts,
@@ -135,6 +138,7 @@ impl Streams {
             latest: 0,
             hot: 0,
             looked_at: 0,
+            checked_at: 0,
             deaf_until: 0,
             counts: StreamCounts::default(),
         })
@@ -217,7 +221,7 @@ impl Streams {
         let mut greeting = Greeting { dest: remote_id, number, tag: 0 };
         let Some(tag) = machine.sign(id, true, &greeting.signed()) else { return };
         greeting.tag = tag;
-        let made = tcp::connect(&self.me, &address.0, PATIENCE_MS)
+        let made = tcp::connect(&self.me, &address.0)
             .and_then(|fd| Member::new(fd, &self.epoll, TO_PEER | u64::from(peer.0)));
         match made {
             Ok(member) => {
@@ -347,8 +351,10 @@ impl Streams {
     }
 
     /// When `poll` has something to do even if no descriptor is ready.
-    pub(super) fn next_timeout(&self) -> Option<u64> {
-        Some(self.deaf_until).filter(|at| *at != 0)
+    pub(super) fn next_timeout(&self, now: u64) -> Option<u64> {
+        let recent = self.outgoing.values().any(|stream| stream.is_recent(now));
+        let check = recent.then_some(self.checked_at + CHECK_NS);
+        check.into_iter().chain(Some(self.deaf_until).filter(|at| *at != 0)).min()
     }
 
     /// There was a frame recently.
@@ -407,6 +413,7 @@ impl Streams {
             }
         }
         self.strangers.expire(now);
+        self.check(now);
         if self.deaf_until != 0 && now >= self.deaf_until {
             self.deaf_until = 0;
             self.accept(now);
@@ -419,6 +426,19 @@ impl Streams {
             }
         }
         n
+    }
+
+    /// Gives up outgoing streams whose data is not acknowledged.
+    fn check(&mut self, now: u64) {
+        if now.saturating_sub(self.checked_at) < CHECK_NS {
+            return;
+        }
+        self.checked_at = now;
+        let all = self.outgoing.iter_mut();
+        let over = all.filter_map(|(peer, stream)| stream.is_over().then_some(*peer));
+        for peer in over.collect::<Vec<_>>() {
+            self.on_error(peer, Errno(libc::ETIMEDOUT), now);
+        }
     }
 
     /// Accepts connections. Without a free descriptor those that come later wait for a moment, and cause no wakeups. If
@@ -450,12 +470,18 @@ impl Streams {
         match flushed {
             Ok(true) => stream.member.watch_writable(false),
             Ok(false) => {}
-            Err(errno) if !stream.greeted => {
-                let to = Address(stream.to);
+            Err(errno) => self.on_error(peer, errno, now),
+        }
+    }
+
+    #[cold]
+    fn on_error(&mut self, peer: PeerId, errno: Errno, now: u64) {
+        match self.outgoing.get(&peer).filter(|stream| !stream.greeted).map(|one| Address(one.to)) {
+            Some(to) => {
                 self.outgoing.remove(&peer);
                 self.fail(peer, &to, errno, now);
             }
-            Err(errno) => self.lose(peer, errno, now),
+            None => self.lose(peer, errno, now),
         }
     }
 

@@ -8,6 +8,13 @@ use crate::sys::tcp;
 use crate::transport::net::reliable::Reliable;
 use std::net::SocketAddr;
 
+/// Time between two checks of a stream whose data is not acknowledged, milliseconds, and the silent ones in a row after
+/// which datagrams take over.
+pub(super) const CHECK_MS: u32 = 1000;
+const CHECKS: u8 = 5;
+/// A stream that was used within this time is checked although its process sleeps, nanoseconds.
+const RECENT_NS: u64 = 2 * CHECKS as u64 * CHECK_MS as u64 * 1_000_000;
+
 /// A stream to a peer.
 #[derive(Debug)]
 pub(super) struct Outgoing {
@@ -23,6 +30,8 @@ pub(super) struct Outgoing {
     pub(super) greeted: bool,
     /// The process that accepted it was checked not to be another user's on this host.
     pub(super) known: bool,
+    /// Checks in a row that found the peer's system silent.
+    silent: u8,
     sequence: u64,
     /// The bytes of the last frame that the kernel did not take, and how many of them it has taken since.
     rest: Vec<u8>,
@@ -46,6 +55,7 @@ impl Outgoing {
             used_at: now,
             greeted: false,
             known: false,
+            silent: 0,
             sequence: 0,
             rest: greeting.encode().to_vec(),
             at: 0,
@@ -112,6 +122,21 @@ impl Outgoing {
         Ok(())
     }
 
+    /// A check: whether the peer's system has been silent for too long.
+    pub(super) fn is_over(&mut self) -> bool {
+        self.note(tcp::is_silent(self.member.fd(), CHECK_MS))
+    }
+
+    fn note(&mut self, silent: bool) -> bool {
+        self.silent = if silent { self.silent.saturating_add(1) } else { 0 };
+        self.silent >= CHECKS
+    }
+
+    /// Whether data of it may be unacknowledged.
+    pub(super) fn is_recent(&self, now: u64) -> bool {
+        !self.rest.is_empty() || now.saturating_sub(self.used_at) < RECENT_NS
+    }
+
     /// Bytes of memory that it has for what the kernel did not take.
     #[cfg(test)]
     pub(super) fn kept(&self) -> usize {
@@ -121,5 +146,30 @@ impl Outgoing {
     /// Nothing of it is in flight.
     pub(super) fn is_idle(&self) -> bool {
         self.greeted && self.rest.is_empty() && tcp::unacknowledged(self.member.fd()) == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::late_set::LateSet;
+    use crate::transport::net::stream::member::TO_PEER;
+    use std::sync::Arc;
+
+    #[test]
+    fn some_silent_checks_in_a_row_end_a_stream() {
+        let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        let fd = tcp::listen(&address).unwrap();
+        let member = Member::new(fd, &Arc::new(LateSet::new().unwrap()), TO_PEER).unwrap();
+        let greeting = Greeting { dest: 1, number: 1, tag: 0 };
+        let mut stream = Outgoing::new(member, address, 1, &greeting, 0);
+        for checks in [CHECKS, 1, CHECKS] {
+            let over: Vec<bool> = (0..checks).map(|_| stream.note(true)).collect();
+            assert_eq!(over.iter().position(|over| *over), (checks == CHECKS).then_some(4));
+            assert!(!stream.note(false));
+        }
+        assert!(stream.is_recent(RECENT_NS), "its greeting waits");
+        stream.rest.clear();
+        assert!(stream.is_recent(RECENT_NS - 1) && !stream.is_recent(RECENT_NS));
     }
 }

@@ -1,6 +1,6 @@
 //! Accepted connections that have not sent their greeting yet.
 
-use super::member::{Member, PATIENCE_MS, STRANGER};
+use super::member::{Member, STRANGER};
 use super::wire::{GREETING_LEN, Greeting};
 use crate::memory::SegmentList;
 use crate::sys::Errno;
@@ -66,7 +66,7 @@ impl Strangers {
         if self.full {
             return Err(Errno(libc::EMFILE));
         }
-        tcp::accept(listener.fd(), PATIENCE_MS)
+        tcp::accept(listener.fd())
     }
 
     /// Without a descriptor, connections are closed at once, by means of the spare ones: the system has completed them
@@ -76,7 +76,7 @@ impl Strangers {
         self.spare.refill();
         spare::lend(|| {
             for _ in 0..tcp::BACKLOG {
-                if !matches!(tcp::accept(listener.fd(), PATIENCE_MS), Ok(Some(_))) {
+                if !matches!(tcp::accept(listener.fd()), Ok(Some(_))) {
                     break;
                 }
             }

@@ -358,11 +358,11 @@ fn without_descriptors_the_sender_hears_that_its_frames_are_not_read() {
     assert_eq!(a.got.events, [Lost(StreamEnd::Outgoing)]);
     assert_eq!(b.got.events, [Lost(StreamEnd::Incoming)]);
     // It tries again by itself.
-    assert!(b.streams().next_timeout().is_some());
+    assert!(b.streams().next_timeout(0).is_some());
     b.streams().strangers.full = false;
     assert!(within(5, || {
         b.poll();
-        b.streams().next_timeout().is_none()
+        b.streams().next_timeout(0).is_none()
     }));
     b.got.events.clear();
     assert!(a.has_stream(to_b, &mut b, 5));
