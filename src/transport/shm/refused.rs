@@ -14,8 +14,8 @@ use crate::transport::{Address, PeerId};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// Time between two attempts to map a segment, and how long attempts continue after its sender has ended,
-/// nanoseconds.
+/// Time between two looks whether the sender has ended, or attempts to map its segment, and how long attempts continue
+/// after its end, nanoseconds.
 pub(super) const LOOK_NS: u64 = 10_000_000;
 const GIVE_UP_NS: u64 = 2_000_000_000;
 
@@ -71,7 +71,7 @@ pub(super) struct Refused {
     pub(super) segment: Segment,
     /// Its connection, if the end of its process cannot be seen otherwise.
     socket: Option<OwnedFd>,
-    /// When to try again to map the segment, and when to give up, nanoseconds. 0: now; the sender has not ended.
+    /// When to look again, and when to give up, nanoseconds. 0: now; the sender has not ended.
     pub(super) look_at: u64,
     until: u64,
 }

@@ -17,21 +17,22 @@ impl Shm {
         let now = clock::now_ns();
         let mut ready = None;
         self.door.refused.retain_mut(|refused| {
-            if now < refused.look_at {
-                return true;
-            }
-            if refused.segment.has_moved() {
+            // A load, where the segment is mapped; everything else takes system calls.
+            let (mapped, due) =
+                (matches!(refused.segment, Segment::Mapped(_)), now >= refused.look_at);
+            if (mapped || due) && refused.segment.has_moved() {
                 return false;
             }
-            if ready.is_none() && refused.is_ready(now) {
+            if !due || ready.is_some() {
+                return true;
+            }
+            refused.look_at = now.saturating_add(LOOK_NS);
+            if refused.is_ready(now) {
                 // A sender that has taken its messages back closes the connection next.
                 if refused.segment.has_moved() {
                     return false;
                 }
                 ready = Some(refused.peer);
-            }
-            if matches!(refused.segment, Segment::Unmapped(_)) {
-                refused.look_at = now.saturating_add(LOOK_NS);
             }
             true
         });
@@ -207,6 +208,20 @@ mod tests {
             expected.push(Left(Departure::Closed));
             assert_eq!(hears_the_end(&mut b), expected, "{back} {why}");
             assert!(b.shm.door.refused.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_refused_link_is_looked_at_now_and_then() {
+        for (back, why) in each_way() {
+            let (_a, mut b, _) = refused(back, why);
+            b.shm.door.refused[0].look_at = 0;
+            b.shm.look_after_refused(&mut super::super::fixture::Deaf);
+            let next = b.shm.door.refused[0].look_at;
+            assert!(next > 0, "{back} {why}: not in each turn");
+            b.shm.look_after_refused(&mut super::super::fixture::Deaf);
+            let again = b.shm.door.refused[0].look_at;
+            assert!(again == next || again >= next + LOOK_NS, "{back} {why}");
         }
     }
 
