@@ -100,6 +100,13 @@ impl Crowd {
             .map_or(bound, |(quota, others)| bound.max(each(*others, quota.processors)))
     }
 
+    /// The same while so many links are made: processes beyond those that make a crowd are not counted then.
+    pub(super) fn processes_each_of(&self, links: usize) -> u64 {
+        let all = self.bound.is_none() && self.is_there(1);
+        let each = if all { (links + 1).div_ceil(self.processors.max(1)) as u64 } else { 1 };
+        each.max(self.processes_each())
+    }
+
     /// Whether the processes may need more processors than there are, with so many endpoints in this process: each
     /// endpoint may have a thread that polls it.
     #[inline]
@@ -140,6 +147,7 @@ mod tests {
         crowd.processors = 2;
         crowd.count(pids());
         assert_eq!(crowd.processes_each(), 2);
+        assert_eq!((crowd.processes_each_of(3), crowd.processes_each_of(1023)), (2, 512));
         crowd.processors = 64;
         // Of another group, which has a limit of its own.
         (crowd.quota, crowd.groups) = (Some((Quota::of_elsewhere(1), 0)), Vec::new());

@@ -46,6 +46,8 @@ impl Shm {
         if let (false, Some(pid)) = (before, self.inbound_of(peer).map(|link| link.pid)) {
             self.crowd.count_one(pid);
         }
+        let links = self.inbound.len();
+        self.watches.expect(links, self.crowd.processes_each_of(links));
         if self.crowd.is_there(1) != before {
             return self.set_laps();
         }

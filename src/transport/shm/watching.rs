@@ -25,6 +25,8 @@ const LIVENESS_MAX_NS: u64 = 30_000_000_000;
 /// Peers checked at a time although no operation waits for them, at least, and checks after which it was each one's
 /// turn. So many processes are identified at a time.
 const CHECKS: usize = 16;
+/// Least time that the check of a peer takes, nanoseconds.
+const CHECK_NS: u64 = 2_000;
 const ROUND: usize = 4;
 
 #[derive(Debug)]
@@ -67,6 +69,15 @@ impl Watches {
         let every = took_ns.saturating_mul(processes_each).saturating_mul(SHARE);
         let most = LIVENESS_MAX_NS.min(2 * self.every_ns());
         self.put_off_ns = every.clamp(LIVENESS_NS, most) - LIVENESS_NS;
+    }
+
+    /// There are so many links, and so many processes share each processor. A job of many begins with rare checks, while
+    /// all its processes make links with each other.
+    pub(super) fn expect(&mut self, links: usize, processes_each: u64) {
+        let took_ns = ((links / ROUND) as u64).saturating_mul(CHECK_NS);
+        let every = took_ns.saturating_mul(processes_each).saturating_mul(SHARE);
+        let put_off_ns = every.min(LIVENESS_MAX_NS).saturating_sub(LIVENESS_NS);
+        self.put_off_ns = self.put_off_ns.max(put_off_ns);
     }
 
     /// Where the watch of process `pid` is, or belongs.
@@ -205,6 +216,25 @@ mod tests {
             assert_eq!(watches.every_ns(), every);
         }
         watches.has_checked(u64::MAX, 512);
+        assert_eq!(watches.every_ns(), LIVENESS_MAX_NS);
+        watches.has_checked(0, 512);
+        assert_eq!(watches.every_ns(), LIVENESS_NS);
+    }
+
+    #[test]
+    fn a_job_of_many_begins_with_rare_checks() {
+        let mut watches = Watches::default();
+        for (links, each) in [(15, 8), (127, 1), (255, 16), (1023, 1)] {
+            watches.expect(links, each);
+            assert_eq!(watches.every_ns(), LIVENESS_NS, "{links} {each}");
+        }
+        // 1024 processes on two processors.
+        watches.expect(1023, 512);
+        let first = watches.every_ns();
+        assert!(first > 10 * LIVENESS_NS && first < LIVENESS_MAX_NS, "{first}");
+        watches.expect(10, 5);
+        assert_eq!(watches.every_ns(), first, "until a check tells");
+        watches.expect(usize::MAX, u64::MAX);
         assert_eq!(watches.every_ns(), LIVENESS_MAX_NS);
         watches.has_checked(0, 512);
         assert_eq!(watches.every_ns(), LIVENESS_NS);
