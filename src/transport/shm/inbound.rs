@@ -192,6 +192,11 @@ impl Links {
         &mut self.direct
     }
 
+    /// Whether there are parked links.
+    pub(super) fn are_parked(&self) -> bool {
+        !self.parked.is_empty()
+    }
+
     /// Whether some parked link may have something.
     #[inline]
     pub(super) fn is_raised(&self) -> bool {
@@ -391,6 +396,7 @@ mod tests {
     use super::super::fixture::{Deaf, Ears, End, end};
     use super::*;
     use crate::transport::shm::config::CmaPolicy;
+    use crate::transport::shm::watching::LIVENESS_NS;
     use crate::transport::{Messages, Mode, Transport};
 
     const MANY: usize = FEW + 4;
@@ -505,6 +511,23 @@ mod tests {
         assert!(rings(&here));
         here.shm.awake();
         assert_eq!(polled(&mut here), [Message(2)]);
+    }
+
+    #[test]
+    fn a_sender_that_stops_before_it_rings_delays_the_others_by_half_a_second_only() {
+        let (mut here, mut others) = quiet();
+        // The checks are rare.
+        here.shm.watches.expect(usize::MAX, u64::MAX);
+        assert!(here.shm.sleep());
+        let (stopped, peer) = &others[0];
+        assert!(stopped.shm.out(*peer).unwrap().hint.as_ref().unwrap().raise());
+        send(&mut others[1], 1);
+        assert!(!rings(&here), "the other one was to ring");
+        let latest = clock::now_ns() + LIVENESS_NS;
+        let at = here.shm.watches.wakes_at();
+        assert!(at > 0 && at <= latest);
+        here.shm.awake();
+        assert_eq!(polled(&mut here), [Message(1)]);
     }
 
     #[test]

@@ -67,7 +67,7 @@ use refusals::Refusals;
 use ring::Popped;
 use std::sync::Arc;
 use unsettled::Reaching;
-use watching::Watches;
+use watching::{LIVENESS_NS, Watches};
 
 /// Time to the next look at what waits at the door while a thread sleeps, nanoseconds.
 const DOOR_NS: u64 = 10_000_000;
@@ -535,6 +535,11 @@ impl Transport for Shm {
         let links = !self.inbound.is_empty() || self.outbound.iter().any(Option::is_some);
         let within = match (self.door.is_waiting(), links) {
             (true, _) => Some(DOOR_NS),
+            (false, true) if self.inbound.are_parked() => {
+                // A sender that dies, or is stopped, between taking our announcement back and ringing leaves the messages
+                // of all others unannounced.
+                Some(self.watches.every_ns().min(LIVENESS_NS))
+            }
             (false, true) => Some(self.watches.every_ns()),
             (false, false) => None,
         };
