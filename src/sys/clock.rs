@@ -60,6 +60,12 @@ impl Waited {
         Self { looked_at: now_ns(), ns: 0, pause_max }
     }
 
+    /// For tests: one in which so many nanoseconds were waited.
+    #[cfg(test)]
+    pub(crate) fn after(ns: u64, pause_max: u64) -> Self {
+        Self { ns, ..Self::from_now(pause_max) }
+    }
+
     /// Nanoseconds waited so far.
     pub(crate) fn look(&mut self) -> u64 {
         let now = now_ns();

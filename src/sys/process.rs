@@ -288,7 +288,23 @@ fn stat_of(text: &[u8]) -> Option<Stat> {
 /// Whether `fd`, which was just made, is beyond the first half of the descriptors that this process may have: those are
 /// left to the application. The kernel assigns the lowest free number.
 pub(crate) fn descriptors_are_scarce(fd: &OwnedFd) -> bool {
-    descriptor_limit().is_some_and(|limit| fd.as_raw_fd() as usize >= limit / 2)
+    descriptors_left(fd).is_some()
+}
+
+#[cfg(test)]
+thread_local! {
+    /// For tests: as if so many descriptors were left to this thread.
+    pub(crate) static LEFT: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
+}
+
+/// How many descriptors this process may have beyond `fd`, which was just made; `None`: they are not scarce.
+pub(crate) fn descriptors_left(fd: &OwnedFd) -> Option<usize> {
+    #[cfg(test)]
+    if let Some(left) = LEFT.get() {
+        return Some(left);
+    }
+    let (limit, fd) = (descriptor_limit()?, fd.as_raw_fd() as usize);
+    (fd >= limit / 2).then(|| limit.saturating_sub(fd + 1))
 }
 
 /// How old the limit may be that [`descriptor_limit`] tells, nanoseconds: links are made in bursts, and ask for each.

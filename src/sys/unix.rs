@@ -148,10 +148,20 @@ fn send_bytes(socket: BorrowedFd<'_>, bytes: &[u8]) -> Result<()> {
     if n == bytes.len() { Ok(()) } else { Err(Errno(libc::EMSGSIZE)) }
 }
 
-/// Sends one message with descriptors; never raises SIGPIPE. Errors: EPIPE, EAGAIN.
+#[cfg(test)]
+thread_local! {
+    /// For tests: as if the system refused this thread every message with a descriptor.
+    pub(crate) static REFUSED: std::cell::Cell<Option<Errno>> = const { std::cell::Cell::new(None) };
+}
+
+/// Sends one message with descriptors; never raises SIGPIPE. Errors: EPIPE, EAGAIN; with descriptors ETOOMANYREFS.
 pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
     if fds.len() > MAX_FDS {
         return Err(Errno(libc::EINVAL));
+    }
+    #[cfg(test)]
+    if let (Some(errno), false) = (REFUSED.get(), fds.is_empty()) {
+        return Err(errno);
     }
     if fds.is_empty() {
         match send_bytes(socket, bytes) {

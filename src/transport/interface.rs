@@ -700,6 +700,8 @@ pub(crate) enum Contact {
     Linked,
     /// Messages may be sent once [`Transport::is_settling`] returns false.
     Settling,
+    /// The peer cannot be asked yet, for a reason that is not the peer's, and that passes.
+    Later,
     /// This transport does not reach the peer.
     Elsewhere,
     /// This transport found no usable endpoint at the address; a later transport may find one.

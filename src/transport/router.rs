@@ -1,6 +1,7 @@
 //! The router decides which transport carries messages to a peer. It is the one [`Iface`] that the protocol layer
 //! drives. It names no transport; [`list`] does.
 
+mod blocked;
 mod figures;
 mod list;
 mod moving;
@@ -15,12 +16,12 @@ use super::{
 use crate::config::Config;
 use crate::memory::{MAX_SEGMENTS, Segment, SegmentList};
 use crate::sys::cancel::Shield;
-use crate::sys::clock::Waited;
 use crate::sys::cma::Range;
 use crate::sys::late_set::LateSet;
 use crate::sys::udp::UdpPort;
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
+use blocked::Blocked;
 use list::{Lane, Lanes, each_lane, each_lane_mut, on_lane, on_lane_mut, without_lane};
 pub(crate) use list::{addresses_of, device_at, with_device};
 use pace::Pace;
@@ -31,11 +32,6 @@ use std::sync::Arc;
 
 /// Free ports tried before giving up.
 const PORT_TRIES: usize = 64;
-
-/// How long messages to a new peer wait for a transport without room before the next transport is tried, nanoseconds. A
-/// longer pause between two attempts counts as the second value.
-const BLOCKED_NS: u64 = 100_000_000;
-const PAUSE_NS: u64 = 10_000_000;
 
 impl Router {
     /// Opens all transports under `bind`; port 0 takes a free one. Errors: EADDRINUSE, EADDRNOTAVAIL, EMFILE, ENFILE,
@@ -171,18 +167,21 @@ impl Router {
             );
             match asked {
                 Ok(contact @ (Contact::Linked | Contact::Settling)) => {
-                    self.blocked.retain(|(blocked, _)| *blocked != peer);
+                    self.blocked.retain(|blocked| blocked.peer != peer);
                     return Ok((*lane, contact));
                 }
                 Ok(Contact::Elsewhere) => {}
                 Ok(Contact::Missing(errno)) => missing = missing.or(Some(errno)),
                 Ok(Contact::Refused(errno)) => return Err(SendError::Unreachable(errno)),
-                Err(SendError::Again) if self.is_blocked(peer, *lane) => {
-                    return Err(SendError::Again);
+                Ok(Contact::Later) | Err(SendError::Again) => {
+                    if self.is_blocked(peer, *lane, asked.is_ok()) {
+                        return Err(SendError::Again);
+                    }
+                    let way = on_lane!(self.lanes, *lane, t => name_of(t), "");
+                    log::limited!(
+                        "no link to {address} by {way} for long: its messages go another way"
+                    );
                 }
-                Err(SendError::Again) => log::limited!(
-                    "{address} has had no room for us for long: its messages go another way"
-                ),
                 Err(SendError::Unreachable(errno)) => {
                     failed = Some(errno);
                     let way = on_lane!(self.lanes, *lane, t => name_of(t), "");
@@ -198,17 +197,18 @@ impl Router {
         Err(SendError::Unreachable(failed.or(missing).unwrap_or(Errno(libc::EHOSTUNREACH))))
     }
 
-    /// A transport has no room for `peer` now. False: this has lasted too long, and later transports can be tried.
+    /// A transport has no room for `peer` now, or cannot ask it yet. False: this has lasted too long, and later transports
+    /// can be tried.
     #[cold]
-    fn is_blocked(&mut self, peer: PeerId, lane: Lane) -> bool {
-        let Some((_, wait)) = self.blocked.iter_mut().find(|(blocked, _)| *blocked == peer) else {
-            self.blocked.push((peer, Waited::from_now(PAUSE_NS)));
+    fn is_blocked(&mut self, peer: PeerId, lane: Lane, later: bool) -> bool {
+        let Some(blocked) = self.blocked.iter_mut().find(|blocked| blocked.peer == peer) else {
+            self.blocked.push(Blocked::new(peer));
             return true;
         };
-        if wait.look() < BLOCKED_NS || !self.has_other(lane) {
+        if blocked.goes_on(later) || !self.has_other(lane) {
             return true;
         }
-        self.blocked.retain(|(blocked, _)| *blocked != peer);
+        self.blocked.retain(|blocked| blocked.peer != peer);
         false
     }
 

@@ -189,7 +189,7 @@ impl Router {
                 Ok(Contact::Missing(errno) | Contact::Refused(errno)) => {
                     failed = SendError::Unreachable(errno);
                 }
-                Err(SendError::Again) => return Err(SendError::Again),
+                Ok(Contact::Later) | Err(SendError::Again) => return Err(SendError::Again),
                 Err(error) => {
                     short |= error.lasting().is_none();
                     failed = error;

@@ -1,9 +1,9 @@
 //! The state of the router: the transports, and the transport that each peer's messages take.
 
+use super::blocked::Blocked;
 use super::list::{Lane, Lanes};
 use super::pace::Pace;
 use crate::sys::Errno;
-use crate::sys::clock::Waited;
 use crate::sys::late_set::LateSet;
 use crate::sys::udp::UdpPort;
 use crate::telemetry::histogram::Histogram;
@@ -62,7 +62,7 @@ pub(crate) struct Router {
     pub(super) mixed: bool,
     pub(super) reported: Reported,
     /// Peers for which a transport had no room, and how long.
-    pub(super) blocked: Vec<(PeerId, Waited)>,
+    pub(super) blocked: Vec<Blocked>,
 }
 
 /// What was reported of the endpoint (`figures.rs`).

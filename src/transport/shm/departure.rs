@@ -379,7 +379,7 @@ mod tests {
     use super::super::fixture::{Deaf, End, end, hears};
     use super::*;
     use crate::transport::shm::config::CmaPolicy;
-    use crate::transport::{Messages, Mode, SendError, Transport};
+    use crate::transport::{Contact, Messages, Mode, Transport};
 
     const DIED: Departure = Departure::Failed(Errno(libc::EHOSTDOWN));
 
@@ -480,7 +480,7 @@ mod tests {
             a.shm.watches.replace_all(&a.shm.epoll);
             if to_it {
                 let peer = a.peers.intern(&c.me).unwrap();
-                assert_eq!(a.shm.link(peer, &c.me), Err(SendError::Again));
+                assert_eq!(a.shm.link(peer, &c.me), Ok(Contact::Later));
                 assert_eq!(hears(&mut a), [Left(DIED)]);
                 a.connect(&c);
                 assert_eq!(hears(&mut a), []);
@@ -534,7 +534,7 @@ mod tests {
         send(&mut b, &a, 1000);
         let mut b = b.next_life();
         let peer = a.peers.intern(&b.me).unwrap();
-        assert_eq!(a.shm.link(peer, &b.me), Err(SendError::Again));
+        assert_eq!(a.shm.link(peer, &b.me), Ok(Contact::Later));
         assert_eq!(hears(&mut a), [Message(1000), Left(Departure::Closed)]);
         send(&mut a, &b, 2000);
         assert_eq!(hears(&mut b), [Message(2000)]);

@@ -2,6 +2,7 @@
 //! that were refused, and the attempts to make links that wait for them.
 
 use super::hello::{Hello, Reject, RejectReason};
+use super::in_flight::InFlight;
 use super::names::Names;
 use super::refused::{Refused, Segment};
 use super::tokens::TOKEN_LISTENER;
@@ -20,8 +21,10 @@ use std::os::fd::{AsFd, OwnedFd};
 pub(super) const GREETINGS_MAX: usize = 64;
 /// Time in which a connect request has to arrive, nanoseconds.
 pub(super) const HELLO_NS: u64 = 5_000_000_000;
-/// Time that a process which is just closing or ending gets to finish, and an answer that cannot be sent, nanoseconds.
+/// Time that a process which is just closing or ending gets to finish, and an answer that cannot be sent, nanoseconds. A
+/// longer pause between two attempts counts as the second value.
 pub(super) const CLAIM_NS: u64 = 200_000_000;
+pub(super) const CLAIM_PAUSE_NS: u64 = 10_000_000;
 /// Most connections of other users that wait to be closed; beyond that no connection is accepted.
 pub(super) const STRANGERS_MAX: usize = 16;
 /// How long a new link waits for the connections at our own listener to be accepted, nanoseconds.
@@ -61,15 +64,20 @@ impl Greeting {
 pub(super) struct Claim {
     pub(super) hello: Hello,
     pub(super) segment: Segment,
-    pub(super) since: u64,
+    wait: Waited,
     /// What [`Shm::probe_attach`] found, if it was asked.
     pub(super) reach: Option<(bool, bool)>,
 }
 
 impl Claim {
+    /// One that has just come.
+    pub(super) fn new(hello: Hello, segment: Segment) -> Self {
+        Self { hello, segment, wait: Waited::from_now(CLAIM_PAUSE_NS), reach: None }
+    }
+
     /// It need not be answered yet.
-    pub(super) fn is_recent(&self) -> bool {
-        clock::now_ns().saturating_sub(self.since) < CLAIM_NS
+    pub(super) fn is_recent(&mut self) -> bool {
+        self.wait.look() < CLAIM_NS
     }
 }
 
@@ -77,9 +85,9 @@ impl Claim {
 #[derive(Debug)]
 pub(super) struct Attempt {
     pub(super) peer: PeerId,
-    /// The process that listened at the peer's address. Not a connection to it: a process that has to wait for a processor
-    /// would keep that silent for long, and the peer would turn it away.
-    pub(super) pid: i32,
+    /// The process that listened at the peer's address; `None`: that was not looked for. Not a connection to it: a process
+    /// that has to wait for a processor would keep that silent for long, and the peer would turn it away.
+    pub(super) pid: Option<i32>,
     pub(super) since: u64,
     pub(super) wait: Waited,
 }
@@ -112,6 +120,11 @@ pub(super) struct Door {
     pub(super) backoff: u64,
     /// Links to be made once the connections that wait here are taken in.
     pub(super) attempts: Vec<Attempt>,
+    /// Connect requests, and connect replies.
+    pub(super) requests: InFlight,
+    pub(super) answers: InFlight,
+    /// Descriptors beyond the last one that was made for a link, if they are scarce.
+    pub(super) left: Option<usize>,
     /// More connections may wait than were accepted at a time.
     pub(super) more: bool,
     /// The beginning of the last turn that took in everything that waited, nanoseconds.
@@ -136,6 +149,9 @@ impl Door {
             paused_until: 0,
             backoff: 0,
             attempts: Vec::new(),
+            requests: InFlight::default(),
+            answers: InFlight::default(),
+            left: None,
             more: false,
             swept_at: 0,
             #[cfg(test)]
@@ -163,25 +179,39 @@ impl Door {
         self.names.listener.as_ref().is_some_and(waits)
     }
 
-    /// An attempt to make the link to `peer` still waits for a turn that takes in what waits here. False after a
-    /// bounded time: peers cannot keep us from making links.
+    /// Whether the link to `peer` has to wait for a turn that takes in what waits here, before the peer is looked for:
+    /// mostly nothing waits any more once it is found. False after a bounded time: peers cannot keep us from making links.
     pub(super) fn holds_back(&mut self, peer: PeerId) -> bool {
-        self.attempts.iter_mut().any(|one| one.peer == peer && !one.is_over(self.swept_at))
+        self.attempts.retain(Attempt::is_recent);
+        if let Some(one) = self.attempts.iter_mut().find(|one| one.peer == peer) {
+            return !one.is_over(self.swept_at);
+        }
+        let waits = self.has_callers();
+        if waits {
+            self.wait_for(peer, None, Waited::from_now(CALLERS_PAUSE_NS));
+        }
+        waits
     }
 
     /// `peer` was just found in process `pid`: whether its link has to wait until what waits here is taken in.
     pub(super) fn hold_back(&mut self, peer: PeerId, pid: i32) -> bool {
-        self.attempts.retain(Attempt::is_recent);
         let at = self.attempts.iter().position(|one| one.peer == peer);
-        let before = at.map(|at| self.attempts.swap_remove(at));
-        if before.is_some_and(|mut one| one.pid == pid && one.is_over(self.swept_at))
+        let mut before = at.map(|at| self.attempts.swap_remove(at));
+        let same = before.as_ref().is_some_and(|one| one.pid == Some(pid));
+        if same && before.as_mut().is_some_and(|one| one.is_over(self.swept_at))
             || !self.has_callers()
         {
             return false;
         }
-        let wait = Waited::from_now(CALLERS_PAUSE_NS);
-        self.attempts.push(Attempt { peer, pid, since: clock::now_ns(), wait });
+        // The time in which it was not yet looked for counts.
+        let before = before.filter(|one| one.pid.is_none()).map(|one| one.wait);
+        let wait = before.unwrap_or_else(|| Waited::from_now(CALLERS_PAUSE_NS));
+        self.wait_for(peer, Some(pid), wait);
         true
+    }
+
+    fn wait_for(&mut self, peer: PeerId, pid: Option<i32>, wait: Waited) {
+        self.attempts.push(Attempt { peer, pid, since: clock::now_ns(), wait });
     }
 
     /// A turn that began at `begun` has handled all that was ready.

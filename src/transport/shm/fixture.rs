@@ -6,7 +6,7 @@ use crate::sys::net;
 use crate::transport::address::LocalHost;
 use crate::transport::peers::PeerTable;
 use crate::transport::shm::config::CmaPolicy;
-use crate::transport::{Address, Departure, Handler, PeerId, SendError, Transport};
+use crate::transport::{Address, Contact, Departure, Handler, PeerId, SendError, Transport};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -96,7 +96,7 @@ impl End {
     pub(super) fn connect(&mut self, other: &Self) -> PeerId {
         let peer = self.peers.intern(&other.me).unwrap();
         let begun = std::time::Instant::now();
-        while self.shm.link(peer, &other.me) == Err(SendError::Again) {
+        while matches!(self.shm.link(peer, &other.me), Ok(Contact::Later) | Err(SendError::Again)) {
             assert!(begun.elapsed().as_secs() < 20);
         }
         assert!(self.shm.is_connected(peer));

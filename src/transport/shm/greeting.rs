@@ -11,6 +11,7 @@ use super::door::{
 };
 use super::handshake::stays;
 use super::hello::{self, Hello, Reject, RejectReason, Welcome};
+use super::in_flight::TOO_MANY;
 use super::names::{self};
 use super::refused::{Refused, Segment, Unmapped};
 use super::ring::Consumer;
@@ -241,7 +242,7 @@ impl Shm {
                     self.unwatch_greeting(&greeting);
                     return (0, None);
                 }
-                Heard::Claim(claim) => Ok(claim),
+                Heard::Claim(claim) => Ok(*claim),
                 Heard::Refused(reject) => Err(reject),
             },
         };
@@ -299,8 +300,7 @@ impl Shm {
                     Ok(memory) => Segment::Mapped(Consumer::new(Arc::new(memory), geometry)),
                     Err(errno) => Segment::Unmapped(Unmapped { file, geometry, errno }),
                 };
-                let since = clock::now_ns();
-                return Heard::Claim(Claim { hello, segment, since, reach: None });
+                return Heard::Claim(Box::new(Claim::new(hello, segment)));
             }
             (Ok(_), None) => MALFORMED,
             (Err(reject), memory) => {
@@ -398,7 +398,7 @@ impl Shm {
     fn admit(
         &mut self,
         mut greeting: Greeting,
-        claim: Claim,
+        mut claim: Claim,
         peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) -> (usize, Option<Greeting>) {
@@ -416,9 +416,10 @@ impl Shm {
                 return (0, None);
             }
         }
-        let failed = self.answer(&greeting.socket, lack, pid).is_err();
+        let recent = claim.is_recent();
+        let failed = self.answer(&greeting.socket, lack, pid, recent).is_err();
         if failed && !has_left(&claim, &greeting) {
-            if claim.is_recent() {
+            if recent {
                 return (0, Some(greeting.with(claim)));
             }
             // The sender sees the connection closed, and that it has failed.
@@ -448,8 +449,15 @@ impl Shm {
 }
 
 impl Shm {
-    /// Answers a connect request of process `pid`. Errors: those of [`unix::send`].
-    fn answer(&mut self, socket: &OwnedFd, lack: Option<Errno>, pid: i32) -> Result<(), Errno> {
+    /// Answers a connect request of process `pid`. Errors: those of [`unix::send`]. `again`: a reply that cannot have its
+    /// descriptor now fails, because it can be sent later. Without the receiver's words a link is never parked.
+    fn answer(
+        &mut self,
+        socket: &OwnedFd,
+        lack: Option<Errno>,
+        pid: i32,
+        again: bool,
+    ) -> Result<(), Errno> {
         let socket = socket.as_fd();
         if let Some(errno) = lack {
             return unix::send(socket, &resources(errno).encode(), &[]);
@@ -459,9 +467,11 @@ impl Shm {
         if let Some((hints, number)) = self.inbound.next_hint() {
             let (file, offset) = hints.address();
             let welcome = Welcome { hint: (offset, number), ..welcome };
-            // A filter may forbid to pass descriptors.
-            if unix::send(socket, &welcome.encode(), &[file]).is_ok() {
-                return Ok(());
+            match self.door.answers.send(socket, &welcome.encode(), file) {
+                Ok(()) => return Ok(()),
+                Err(e) if again && (e.is_shortage() || e == TOO_MANY) => return Err(e),
+                // A filter may forbid to pass descriptors.
+                Err(_) => {}
             }
         }
         unix::send(socket, &welcome.encode(), &[])
@@ -472,7 +482,7 @@ impl Shm {
 enum Heard {
     Nothing,
     Closed,
-    Claim(Claim),
+    Claim(Box<Claim>),
     Refused(Reject),
 }
 
@@ -491,7 +501,7 @@ mod tests {
     use super::super::{ACCEPTS, READY};
     use super::*;
     use crate::transport::shm::config::CmaPolicy;
-    use crate::transport::{Messages, Mode, SendError, Transport};
+    use crate::transport::{Contact, Messages, Mode, Transport};
 
     fn ends() -> [End; 2] {
         [end(CmaPolicy::Off), end(CmaPolicy::Off)]
@@ -592,11 +602,15 @@ mod tests {
             callers.push(unix::connect(&format!("udrv/{}", to.me.port())).unwrap());
         };
         call(&a);
-        assert_eq!(a.shm.link(peer, &b.me), Err(SendError::Again));
-        assert_eq!(a.shm.link(peer, &b.me), Err(SendError::Again), "no turn since");
+        assert_eq!(a.shm.link(peer, &b.me), Ok(Contact::Later));
+        assert_eq!(a.shm.link(peer, &b.me), Ok(Contact::Later), "no turn since");
+        assert!(!b.shm.door.is_called(), "no connection is made in vain");
         a.turn(&mut Deaf);
         call(&a);
-        assert_eq!(a.shm.link(peer, &b.me), Ok(crate::transport::Contact::Linked));
+        assert_eq!(a.shm.link(peer, &b.me), Ok(Contact::Later), "not seen there before");
+        a.turn(&mut Deaf);
+        call(&a);
+        assert_eq!(a.shm.link(peer, &b.me), Ok(Contact::Linked));
         assert!(a.shm.door.attempts.is_empty());
         b.turn(&mut Deaf);
     }

@@ -6,6 +6,7 @@ use super::copy_rate::CopyRate;
 use super::door::Greeting;
 use super::hello::{self, Hello, Reject, Welcome};
 use super::hints::Hint;
+use super::in_flight::TOO_MANY;
 use super::inbound::{Attention, Inbound};
 use super::layout::{
     FRUGAL, Geometry, LAVISH, SLOT, SLOTS, SLOTS_STEP, receivers_bell, set_receivers_bell,
@@ -32,6 +33,10 @@ use std::sync::atomic::AtomicBool;
 
 /// Time in which a receiver should answer, nanoseconds.
 const ANSWER_NS: u64 = 2_000_000_000;
+/// Connections may wait for an answer in one of so many descriptors that are left, where these are scarce, and one more.
+const WAITING_SHARE: usize = 4;
+/// No link can be made now, for a reason that is here and passes.
+const NOT_YET: Errno = TOO_MANY;
 
 impl Shm {
     /// Makes the link to `peer`, which listens at `address`, if it takes links and belongs to this user. Errors:
@@ -43,6 +48,7 @@ impl Shm {
         match self.try_connect(peer, address) {
             Ok(contact) => Ok(contact),
             Err(e) if e.is_would_block() => Err(SendError::Again),
+            Err(NOT_YET) => Ok(Contact::Later),
             Err(e) => Err(SendError::Unreachable(e)),
         }
     }
@@ -53,10 +59,7 @@ impl Shm {
         address: &Address,
     ) -> Result<Contact, Errno> {
         let Some(bell) = self.bell.clone() else { return Ok(Contact::Elsewhere) };
-        if self.door.holds_back(peer) {
-            self.due.urgent = true;
-            return Err(Errno(libc::EAGAIN));
-        }
+        self.may_ask(peer)?;
         let (socket, credentials) = match names::find(address.port())? {
             Found::Open(socket, credentials) => (socket, credentials),
             Found::Aloof(_) => return Ok(Contact::Elsewhere),
@@ -64,15 +67,17 @@ impl Shm {
             Found::Nobody => return Ok(Contact::Missing(Errno(libc::ECONNREFUSED))),
         };
         self.may_link(peer, &socket, credentials.pid)?;
-        let (geometry, memory, fd) = segment()?;
+        let kept = self.door.requests.segment.take();
+        let (geometry, memory, fd) = kept.map_or_else(segment, Ok)?;
         let identity = process::random_u64() as u32 >> 8;
         let hello = self.request(geometry, identity, credentials.pid, &bell);
         self.epoll.add(socket.as_fd(), TOKEN_OUTBOUND | u64::from(peer.0))?;
-        if let Err(e) = unix::send(socket.as_fd(), &hello.encode(), &[fd.as_fd()]) {
+        let requests = &mut self.door.requests;
+        if let Err(e) = requests.send(socket.as_fd(), &hello.encode(), fd.as_fd()) {
             self.epoll.remove(socket.as_fd());
-            // The peer has closed meanwhile, and the next attempt shows its state; or this user has as many descriptors
-            // under way as one process may have (unix(7)), until peers have received some.
-            let passes = matches!(e.0, libc::EPIPE | libc::ECONNRESET | libc::ETOOMANYREFS);
+            requests.segment = (e == TOO_MANY).then_some((geometry, memory, fd));
+            // The peer has closed meanwhile, and the next attempt shows its state.
+            let passes = matches!(e.0, libc::EPIPE | libc::ECONNRESET);
             return Err(if passes { Errno(libc::EAGAIN) } else { e });
         }
         let link = Outbound {
@@ -99,26 +104,41 @@ impl Shm {
         Ok(Contact::Linked)
     }
 
-    /// Whether there can be a link to `peer`, process `pid`, now. Errors: EAGAIN, not yet; EMFILE.
-    fn may_link(&mut self, peer: PeerId, socket: &OwnedFd, pid: i32) -> Result<(), Errno> {
-        let scarce = process::descriptors_are_scarce(socket);
-        if scarce && self.awaits_answers() || self.is_successor(pid) {
-            return Err(Errno(libc::EAGAIN));
+    /// Whether `peer` can be looked for, to make a link to it now. Errors: NOT_YET.
+    fn may_ask(&mut self, peer: PeerId) -> Result<(), Errno> {
+        if self.door.requests.pauses() || self.awaits_enough() {
+            return Err(NOT_YET);
         }
-        if scarce && stays(pid) != 0 {
+        if self.inbound_of(peer).is_none() && self.door.holds_back(peer) {
+            self.due.urgent = true;
+            return Err(NOT_YET);
+        }
+        Ok(())
+    }
+
+    /// Whether there can be a link to `peer`, process `pid`, now. Errors: NOT_YET; EMFILE.
+    fn may_link(&mut self, peer: PeerId, socket: &OwnedFd, pid: i32) -> Result<(), Errno> {
+        self.door.left = process::descriptors_left(socket);
+        if self.awaits_enough() {
+            return Err(NOT_YET);
+        }
+        if self.is_successor(pid) {
+            return Err(NOT_YET);
+        }
+        if self.door.left.is_some() && stays(pid) != 0 {
             return Err(Errno(libc::EMFILE));
         }
         // The last messages of an earlier incarnation of the peer may wait at our listener. They are delivered, and that
         // incarnation departs, before there is a link to the next one.
         if self.inbound_of(peer).is_none() && self.door.hold_back(peer, pid) {
             self.due.urgent = true;
-            return Err(Errno(libc::EAGAIN));
+            return Err(NOT_YET);
         }
         if self.inbound_of(peer).is_some_and(|link| link.pid != pid || link.has_ended()) {
             // The link is from another incarnation than the one that listens now: end that one first.
             self.due.stale.push(peer);
             self.due.urgent = true;
-            return Err(Errno(libc::EAGAIN));
+            return Err(NOT_YET);
         }
         Ok(())
     }
@@ -144,12 +164,14 @@ impl Shm {
         }
     }
 
-    /// Connections that wait for an answer will soon be closed. False if none was made lately: peers that do not answer
-    /// cannot keep us from making links.
-    fn awaits_answers(&self) -> bool {
+    /// Descriptors are scarce, and the connections that wait for an answer have enough of those that are left. They will
+    /// soon be closed. Only those that were made lately count: peers that do not answer cannot keep us from making links.
+    fn awaits_enough(&self) -> bool {
+        let Some(left) = self.door.left else { return false };
         let now = clock::now_ns();
         let recent = |link: &Outbound| now.saturating_sub(link.since) < ANSWER_NS;
-        self.outbound.iter().flatten().any(|link| link.nonce.is_none() && recent(link))
+        let waits = |link: &Outbound| link.nonce.is_none() && recent(link);
+        self.outbound.iter().flatten().filter(|link| waits(link)).count() > left / WAITING_SHARE
     }
 
     /// Tells the sender of a connect request the doorbell, and ends those links with `peer` beside which there can be no

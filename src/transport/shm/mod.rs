@@ -20,6 +20,7 @@ mod greeting;
 mod handshake;
 mod hello;
 mod hints;
+mod in_flight;
 mod inbound;
 mod layout;
 mod names;
@@ -215,6 +216,7 @@ impl Shm {
             self.watches.checked_at = now;
             n += self.check_liveness(peers, handler);
             self.look_at_processors();
+            self.door.requests.forget();
             for link in self.outbound.iter_mut().flatten() {
                 link.copy_rate.try_again();
                 link.producer.rest();
