@@ -35,7 +35,7 @@ pub(crate) enum Ring {
 }
 
 /// What a peer has to know to ring a bell.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(crate) struct BellAddress {
     /// The name in the abstract namespace, padded with zeroes; 0: no bell.
     name: u64,
@@ -208,6 +208,20 @@ impl Bell {
             ended |= n == 9;
         }
         true
+    }
+
+    /// Silences it, and tells how often it was rung.
+    #[cfg(test)]
+    pub(crate) fn take_rings(&self) -> usize {
+        std::iter::from_fn(|| {
+            let rings = self.rings();
+            let mut ring = [0u8; 9];
+            // SAFETY: room for nine bytes.
+            rings.then(|| unsafe {
+                libc::recv(self.fd().as_raw_fd(), ring.as_mut_ptr().cast(), 9, 0)
+            })
+        })
+        .count()
     }
 
     /// Whether it rings.

@@ -376,7 +376,7 @@ impl Inbound {
 #[cfg(test)]
 mod tests {
     use super::super::fixture::Heard::{Left, Message};
-    use super::super::fixture::{Deaf, End, end, hears};
+    use super::super::fixture::{Deaf, End, end, hears, linked};
     use super::*;
     use crate::transport::shm::config::CmaPolicy;
     use crate::transport::{Contact, Messages, Mode, Transport};
@@ -489,6 +489,19 @@ mod tests {
                 assert_eq!(hears(&mut a), [Left(DIED), Message(200)]);
             }
         }
+    }
+
+    #[test]
+    fn one_that_closes_rings_once_and_only_those_that_have_not_closed() {
+        let [(a, _), (b, _)] = linked(8, CmaPolicy::Off, None);
+        let bell = |end: &End| end.shm.bell.clone().unwrap();
+        let (bell_a, bell_b) = (bell(&a), bell(&b));
+        let _ = (bell_a.silence(), bell_b.silence());
+        drop(b);
+        assert_eq!(bell_a.take_rings(), 1);
+        bell_b.silence();
+        drop(a);
+        assert_eq!(bell_b.take_rings(), 0);
     }
 
     #[test]

@@ -52,9 +52,10 @@ use super::{
     PeerCounts, PeerId, Returned, SendError, Streaming, Transport,
 };
 use crate::memory::Segment;
-use crate::sys::bell::{Bell, Ring};
+use crate::sys::bell::{Bell, BellAddress, Ring};
 use crate::sys::gate::Gate;
 use crate::sys::late_set::{LateSet, LateTimer};
+use crate::sys::order::fence;
 use crate::sys::{Errno, clock, process, unix, user};
 use crate::telemetry::log;
 use config::{CmaPolicy, ShmConfig};
@@ -564,6 +565,22 @@ impl Transport for Shm {
     }
 }
 
+impl Shm {
+    /// Rings the doorbell of each peer that has not closed: all links have ended.
+    fn ring_all(&self) {
+        let Some(bell) = &self.bell else { return };
+        // As in `Outbound::wake`.
+        fence();
+        let ours = self.outbound.iter().flatten().filter(|link| !link.producer.consumer_closed());
+        let ours = ours.filter_map(|link| layout::receivers_bell(link.producer.memory()));
+        let theirs = self.inbound.iter().filter(|link| !link.consumer.producer_closed());
+        let mut bells: Vec<BellAddress> = ours.chain(theirs.map(|link| link.theirs)).collect();
+        bells.sort_unstable();
+        bells.dedup();
+        bells.into_iter().for_each(|other| bell.ring(other, Ring::End));
+    }
+}
+
 fn without_doorbell(errno: &Errno) {
     log::limited!(
         cause: errno.0,
@@ -577,16 +594,15 @@ impl Drop for Shm {
             self.read_last_answers();
             for link in self.outbound.iter().flatten() {
                 link.producer.close();
-                link.wake(Ring::End);
             }
             // The application owns the memory of pending receives and sends again after this.
             self.reaching.gate.close();
             for link in self.inbound.iter_mut() {
                 link.consumer.close();
-                link.ring();
                 link.end_sharing();
                 self.reaching.unsettled.extend(link.end_reaching());
             }
+            self.ring_all();
             self.settle();
             self.leave_unsettled();
         }
