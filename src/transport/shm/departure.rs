@@ -17,7 +17,9 @@ use crate::transport::peers::PeerTable;
 use crate::transport::{Departure, Handler, PeerId};
 use std::os::fd::AsFd;
 
-/// How many peers are asked for in one check whether they owe something, beyond those whose turn it is.
+/// For how many peers it is asked in one check whether they owe something, beyond those whose turn it is, and at how many
+/// that do it looks.
+const ASKS_MAX: usize = 256;
 const OWED_MAX: usize = 32;
 
 impl Shm {
@@ -258,6 +260,7 @@ impl Shm {
         let begun = clock::processor_ns();
         self.watches.identify();
         let ended = self.find_ended(|peer| handler.is_owed(peer));
+        self.look_at_processors();
         let took_ns = clock::processor_ns().saturating_sub(begun);
         self.watches.has_checked(took_ns, self.crowd.processes_each());
         for peer in &ended {
@@ -274,33 +277,22 @@ impl Shm {
 
     /// Looks at each peer that is `owed` something, and at some of the others in turn. Returns those that have ended.
     fn find_ended(&mut self, owed: impl Fn(PeerId) -> bool) -> Vec<PeerId> {
-        let turn = self.watches.turn(self.outbound.iter().flatten().count() + self.inbound.len());
-        let mut turn = (0..).map(|at| turn.contains(&at));
-        let mut asks = OWED_MAX;
-        let mut ask = |peer| {
-            let may = asks > 0;
-            asks -= usize::from(may);
-            may && owed(peer)
-        };
-        let mut due = |peer| turn.next().unwrap_or(true) || ask(peer);
-        let mut ended = Vec::new();
-        let mut heard = vec![false; self.outbound.len()];
-        for link in self.inbound.iter() {
-            if let Some(heard) = heard.get_mut(link.peer.index()) {
-                *heard = true;
-            }
-            if due(link.peer) && self.has_gone(link.pid, || link.has_ended()) {
-                ended.push(link.peer);
-            }
-        }
         // A peer with links in both directions has one doorbell.
-        for ((peer, link), heard) in (0..).map(PeerId).zip(&self.outbound).zip(heard) {
-            let Some(link) = link.as_deref().filter(|_| !heard) else { continue };
-            if due(peer) && self.has_gone(link.pid, || link.has_ended()) {
-                ended.push(peer);
-            }
-        }
-        ended
+        let ours = (0..).map(PeerId).zip(&self.outbound);
+        let ours = ours.filter(|(peer, link)| link.is_some() && self.inbound_of(*peer).is_none());
+        let mut all: Vec<PeerId> = self.inbound.iter().map(|link| link.peer).collect();
+        all.extend(ours.map(|(peer, _)| peer));
+        let turn = self.watches.turn(all.len());
+        // Those behind the turn first: all are asked for within as few checks as possible.
+        all.rotate_left(turn.start);
+        let (next, others) = all.split_at(turn.len().min(all.len()));
+        let owed = others.iter().take(ASKS_MAX).filter(|peer| owed(**peer)).take(OWED_MAX);
+        let gone = |peer: &&PeerId| match (self.inbound_of(**peer), self.out(**peer)) {
+            (Some(link), _) => self.has_gone(link.pid, || link.has_ended()),
+            (None, Some(link)) => self.has_gone(link.pid, || link.has_ended()),
+            (None, None) => false,
+        };
+        next.iter().chain(owed).filter(gone).copied().collect()
     }
 
     /// Process `pid` has ended, or the endpoint there, which is asked second.
@@ -502,6 +494,35 @@ mod tests {
         bell_b.silence();
         drop(a);
         assert_eq!(bell_b.take_rings(), 0);
+    }
+
+    #[test]
+    fn one_of_many_that_owes_something_is_looked_at_in_each_check() {
+        struct Owed(PeerId, Vec<PeerId>);
+        impl Handler for Owed {
+            fn on_peer(&mut self, _: PeerId, _: &crate::transport::Address) {}
+            fn on_message(&mut self, _: PeerId, _: &[u8], _: &[u8]) {}
+            fn on_departure(&mut self, peer: PeerId, _: Departure) {
+                self.1.push(peer);
+            }
+            fn is_owed(&self, peer: PeerId) -> bool {
+                peer == self.0
+            }
+        }
+        let mut a = end(CmaPolicy::Off);
+        let mut others: Vec<End> = (0..100).map(|_| end(CmaPolicy::Off)).collect();
+        for other in &mut others {
+            other.connect(&a);
+            a.turn(&mut Deaf);
+        }
+        for check in 0..5 {
+            let last = others.pop().unwrap();
+            let peer = a.peers.intern(&last.me).unwrap();
+            kill(last);
+            let mut owed = Owed(peer, Vec::new());
+            a.shm.check_liveness(&mut a.peers, &mut owed);
+            assert_eq!(owed.1, [peer], "check {check}");
+        }
     }
 
     #[test]

@@ -216,7 +216,6 @@ impl Shm {
         if now.saturating_sub(self.watches.checked_at) > self.watches.every_ns() {
             self.watches.checked_at = now;
             n += self.check_liveness(peers, handler);
-            self.look_at_processors();
             self.door.requests.forget();
             for link in self.outbound.iter_mut().flatten() {
                 link.copy_rate.try_again();
