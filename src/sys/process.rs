@@ -227,6 +227,9 @@ pub(crate) fn is_running(pid: i32) -> bool {
 /// has ended or sleeps in another system call. Neither is one that is stopped (SIGSTOP, or a debugger) or frozen by a
 /// control group: that happens only at the exit from, or the entry to, a system call.
 pub(crate) fn may_copy(pid: i32) -> bool {
+    if pid <= 0 || !proc_is_ours() {
+        return true;
+    }
     let Ok(mut threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
     let elsewhere = |thread: &Path| {
         stat_in(&thread.join("stat"))
@@ -234,7 +237,7 @@ pub(crate) fn may_copy(pid: i32) -> bool {
             || is_frozen(thread)
             || sleeps_elsewhere(thread)
     };
-    pid <= 0 || threads.any(|thread| !thread.is_ok_and(|thread| elsewhere(&thread.path())))
+    threads.any(|thread| !thread.is_ok_and(|thread| elsewhere(&thread.path())))
 }
 
 /// Whether a thread is frozen: its state is that of any sleeping thread, but its wait channel differs
@@ -261,8 +264,37 @@ pub(super) struct Stat {
     pub(super) started: Option<u64>,
 }
 
+/// Whether /proc has the numbers of this process's pid namespace (pid_namespaces(7)). A container may have that of the host,
+/// where a number is that of another process.
+fn proc_is_ours() -> bool {
+    #[cfg(test)]
+    if FOREIGN_PROC.get() {
+        return false;
+    }
+    // The process that asked last, which may be the parent of this one; negative: it is not.
+    static KNOWN: AtomicI32 = AtomicI32::new(0);
+    let (known, me) = (KNOWN.load(Ordering::Relaxed), pid());
+    if known.abs() == me {
+        return known > 0;
+    }
+    let itself = std::fs::read_link("/proc/self");
+    let ours =
+        itself.is_ok_and(|name| name.to_str().and_then(|name| name.parse().ok()) == Some(me));
+    KNOWN.store(if ours { me } else { -me }, Ordering::Relaxed);
+    ours
+}
+
+#[cfg(test)]
+thread_local! {
+    /// For tests: as if /proc were that of another pid namespace.
+    static FOREIGN_PROC: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
 /// `None`: there is no such process, or it is not visible.
 pub(super) fn stat(pid: i32) -> Option<Stat> {
+    if !proc_is_ours() {
+        return None;
+    }
     stat_in(format!("/proc/{pid}/stat").as_ref())
 }
 
@@ -480,6 +512,20 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(may_copy(pid) && may_copy(0));
+    }
+
+    #[test]
+    fn files_of_other_processes_tell_nothing() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id() as i32;
+        assert!(becomes(pid, false) && stat(pid).is_some());
+        FOREIGN_PROC.set(true);
+        assert!(may_copy(pid) && stat(pid).is_none() && is_running(pid));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!is_running(pid));
+        FOREIGN_PROC.set(false);
+        assert!(stat(super::pid()).is_some());
     }
 
     #[test]
