@@ -32,6 +32,17 @@ fn behind(first: Range, others: &[Range]) -> ([Range; MAX_RANGES], usize) {
 }
 
 impl Entrance {
+    /// Reads the gate. A write does not tell whether the process is another one: that may have memory at the same address.
+    /// Errors: as [`Self::read`].
+    pub(super) fn prove(&self) -> Result<(), Errno> {
+        match probe_read(self.pid, &[Range { addr: self.gate, len: WORD }]) {
+            Ok(word) if word == self.name => Ok(()),
+            Ok(_) => Err(Errno(libc::ESRCH)),
+            Err(Errno(libc::EFAULT)) => Err(Errno(libc::EPERM)),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Copies from `remote` to `local`; returns the number of bytes. Errors: EPERM if the gate is closed, ESRCH if the
     /// id now belongs to another process, EFAULT.
     pub(super) fn read(&self, local: &[Range], remote: &[Range]) -> Result<usize, Errno> {

@@ -29,7 +29,7 @@ use crate::transport::shm::config::CmaPolicy;
 use crate::transport::{Address, Contact, Handler, PeerId, SendError};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// Time in which a receiver should answer, nanoseconds.
 const ANSWER_NS: u64 = 2_000_000_000;
@@ -218,13 +218,7 @@ impl Shm {
         let pid = greeting.credentials.pid;
         let places = (hello.features & hello::PLACES != 0)
             .then(|| Area::new(consumer.memory().clone(), hello.geometry, hello.identity));
-        if self.waiting.asked {
-            consumer.set_waits();
-            self.waiting.settles_at = clock::now_ns().saturating_add(SETTLES_NS);
-        }
-        if self.pressure {
-            consumer.set_pressure(true);
-        }
+        self.tell_sender(&consumer);
         let socket = self.keep_socket(&hello, greeting);
         log::info(format_args!(
             "shared-memory link from {} (pid {pid}): cross-memory read {}, write {}",
@@ -248,6 +242,7 @@ impl Shm {
             theirs: hello.bell,
             gate: hello.probe_addr,
             shut: AtomicBool::new(false),
+            proven_until: AtomicU64::new(0),
             can_get,
             can_put,
             assists: hello.features & hello::ASSISTS != 0,
@@ -264,6 +259,17 @@ impl Shm {
         self.share_places(peer);
         self.count_one_more(peer);
         self.watch(pid);
+    }
+
+    /// Tells the sender of a new link what it has to know of this endpoint.
+    fn tell_sender(&mut self, consumer: &Consumer) {
+        if self.waiting.asked {
+            consumer.set_waits();
+            self.waiting.settles_at = clock::now_ns().saturating_add(SETTLES_NS);
+        }
+        if self.pressure {
+            consumer.set_pressure(true);
+        }
     }
 
     /// The socket of a link, if its end must show that of the process. Else it is closed.

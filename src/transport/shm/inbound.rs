@@ -5,12 +5,12 @@ use super::hints::{Hints, LINKS_MAX, Words};
 use super::ring::{Area, Consumer};
 use crate::sys::bell::{Bell, BellAddress, Ring};
 use crate::sys::shared_memory::SharedMemory;
-use crate::sys::{clock, unix};
+use crate::sys::{Errno, clock, unix};
 use crate::transport::PeerId;
 use crate::transport::share::CellTable;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Links of an endpoint of which none is parked: to look at so few costs little. And so many that are looked at directly
 /// leave no room for a parked one.
@@ -20,6 +20,9 @@ const FEW: usize = 8;
 const CHECK_NS: u64 = 1_000_000;
 /// Checks without a message after which a link is parked.
 const QUIET: u32 = 2;
+/// How long a process is taken for the one that it has proved to be, nanoseconds: the system does not give its id to another
+/// one as soon.
+const PROVEN_NS: u64 = 1_000_000;
 /// Messages within the time of a check with which a parked link counts as busy.
 const BUSY: u32 = 3;
 
@@ -37,6 +40,8 @@ pub(super) struct Inbound {
     /// Address of the sender's gate, and whether we have found it closed.
     pub(super) gate: u64,
     pub(super) shut: AtomicBool,
+    /// Until when the sender's process need not be asked who it is before a write, nanoseconds.
+    pub(super) proven_until: AtomicU64,
     pub(super) can_get: bool,
     pub(super) can_put: bool,
     /// The sender takes part in split copies.
@@ -78,6 +83,16 @@ impl Inbound {
 
     pub(super) fn entrance(&self) -> Entrance {
         Entrance { pid: self.pid, gate: self.gate, name: self.nonce }
+    }
+
+    /// The process with the sender's id is the sender, or was a short time ago. Errors: as [`Entrance::read`].
+    pub(super) fn prove(&self) -> Result<(), Errno> {
+        let now = clock::now_ns();
+        if now >= self.proven_until.load(Ordering::Relaxed) {
+            self.entrance().prove()?;
+            self.proven_until.store(now + PROVEN_NS, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// The sender has closed, or its process has ended.

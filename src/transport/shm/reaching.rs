@@ -103,9 +103,12 @@ impl Shm {
             true => {
                 let (ranges, n) = local.ranges();
                 let (ranges, way) = (ranges.get(..n).unwrap_or_default(), link.entrance());
-                let moved =
-                    if reads { way.read(ranges, remote) } else { way.write(ranges, remote) };
-                tell_when(moved)
+                let proven =
+                    if reads || self.watches.sees(link.pid) { Ok(()) } else { link.prove() };
+                tell_when(proven.and_then(|()| match reads {
+                    true => way.read(ranges, remote),
+                    false => way.write(ranges, remote),
+                }))
             }
         };
         if let Some(words) = words {
@@ -312,6 +315,30 @@ mod tests {
             "not tried again"
         );
         assert_eq!(a.shm.get(peer, &local, &remote, 0), Err(refused));
+    }
+
+    #[test]
+    fn nothing_is_written_into_the_process_that_has_the_id_of_one_that_ended() {
+        let [(mut a, peer), (mut b, back)] = linked(2, CmaPolicy::Auto, None);
+        if !a.shm.caps(peer).put {
+            return; // cross-memory attach is forbidden here
+        }
+        let (mut mine, mut theirs) = ([1u8; 100], [2u8; 100]);
+        let ((local, _), (region, _)) = (list(&mut mine), list(&mut theirs));
+        let remote = Remote { key: key(&mut b.shm, back, &region), offset: 0 };
+        // There are too many processes for a descriptor of each.
+        a.shm.watches.replace_all(&a.shm.epoll);
+        assert_eq!(a.shm.put(peer, &local, &remote, WRITE), Ok(Access::Moved(100)));
+        theirs = [3; 100];
+        let link = a.shm.inbound.of_mut(peer).unwrap();
+        link.nonce ^= 1;
+        link.proven_until.store(0, Ordering::Relaxed);
+        let gone = SendError::Unreachable(Errno(libc::ESRCH));
+        assert_eq!(a.shm.put(peer, &local, &remote, WRITE), Err(gone));
+        assert_eq!(theirs, [3; 100]);
+        b.shm.reaching.gate.close();
+        let refused = SendError::Unreachable(Errno(libc::EPERM));
+        assert_eq!(a.shm.put(peer, &local, &remote, WRITE), Err(refused));
     }
 
     #[test]
