@@ -480,9 +480,10 @@ fn messages_of_a_group_that_was_left_are_not_kept() {
         node.engine.leave_group(group.ids[0], &mut node.host);
         world.settle();
         world.node(0).assert_empty();
-        reports(&mut world, &group, 1);
         let node = world.node(1);
         node.engine.leave_group(group.ids[1], &mut node.host);
+        let found = reports(&mut world, &group, 1);
+        assert!(matches!(found[..], [Err(f)] if f.error == libc::ECANCELED), "{found:?}");
     }
     world.settle();
     world.assert_empty();
