@@ -121,6 +121,13 @@ impl Peers {
         }
     }
 
+    /// The peer at this address is alive, as another endpoint has found out.
+    pub(super) fn revive(&mut self, address: &Address) {
+        let is_there = |peer: PeerId| self.get(peer).is_some_and(|s| s.address == Some(*address));
+        let found = self.dead.iter().map(|(peer, _)| *peer).find(|peer| is_there(*peer));
+        found.into_iter().for_each(|peer| self.mark_alive(peer));
+    }
+
     /// The peer died: operations on it fail with this error and cause.
     pub(super) fn mark_dead(&mut self, peer: PeerId, error: (i32, Cause)) {
         self.mark_alive(peer);

@@ -13,7 +13,7 @@ use super::state::{Core, Engine};
 use super::{ANY_SOURCE, Cause, Completion, Direction, FI_ETRUNC, Failure, Host, OpError, Report};
 use crate::memory::{Buffers, SegmentList};
 use crate::telemetry::trace::Kind;
-use crate::transport::{Iface, PeerId};
+use crate::transport::{Address, Iface, PeerId};
 
 /// Bytes of an unexpected message that are allocated when it is announced, at most.
 const PUSHED_AT_ONCE: usize = 1 << 20;
@@ -176,6 +176,11 @@ impl<I: Iface> Engine<I> {
         }
         self.answer_at_once(host);
         true
+    }
+
+    /// Another endpoint of a shared queue has met the peer at this address: receives from it are not hopeless any more.
+    pub(crate) fn revive(&mut self, address: &Address) {
+        self.core.peers.revive(address);
     }
 
     /// Fails the receives that wait for `source`, if this endpoint knows that peer to be dead: for those of a shared

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -452,8 +453,10 @@ static void the_dead_are_heard(void)
 	OK(socketpair(AF_UNIX, SOCK_STREAM, 0, link));
 	child = fork();
 	CHECK(child >= 0);
-	if (!child)
+	if (!child) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		send_and_wait(link[1]);
+	}
 	open_shared(&s);
 	OK(fi_setopt(&s.srx->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &min, sizeof(min)));
 	for (int i = 2; i < 4; i++) {
@@ -500,6 +503,107 @@ static void the_dead_are_heard(void)
 	CHECK(error.op_context == &contexts[2] && error.flags & FI_MULTI_RECV);
 	empty(s.cq, COUNT);
 	OK(close(link[0]) | close(link[1]));
+	close_shared(&s);
+}
+
+struct name {
+	char bytes[NAME_MAX_LEN];
+	size_t len;
+};
+
+/* A process at the address of `own`, if that is one, that sends a message of each tag it hears, and waits to be killed. */
+static void speak(int link, struct name *own, const struct name *to_name)
+{
+	struct domain d;
+	struct fid_ep *ep;
+	struct fid_cq *cq;
+	fi_addr_t to;
+	uint64_t tag;
+
+	open_domain(&d, FI_MSG | FI_TAGGED, 0, 0);
+	cq = open_queue(&d);
+	OK(fi_endpoint(d.domain, d.info, &ep, NULL));
+	OK(fi_ep_bind(ep, &d.av->fid, 0));
+	OK(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV));
+	if (own->len)
+		OK(fi_setname(&ep->fid, own->bytes, own->len));
+	OK(fi_enable(ep));
+	SAME(fi_av_insert(d.av, to_name->bytes, 1, &to, 0, NULL), 1);
+	own->len = sizeof(own->bytes);
+	OK(fi_getname(&ep->fid, own->bytes, &own->len));
+	SAME(write(link, own, sizeof(*own)), sizeof(*own));
+	for (;;) {
+		if (recv(link, &tag, sizeof(tag), MSG_DONTWAIT) == sizeof(tag)) {
+			fill(outgoing, 8, tag);
+			OK(fi_tsend(ep, outgoing, 8, NULL, to, tag, NULL));
+			wait_for(cq, NULL, 0, NULL);
+		}
+		fi_cq_read(cq, NULL, 0);
+	}
+}
+
+static pid_t open_speaker(int *link)
+{
+	int links[2];
+	struct name names[2];
+	pid_t child;
+
+	OK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, links));
+	fflush(NULL);
+	child = fork();
+	CHECK(child >= 0);
+	if (!child) {
+		close(links[0]);
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		if (read(links[1], names, sizeof(names)) != sizeof(names))
+			_exit(1);
+		speak(links[1], &names[0], &names[1]);
+	}
+	close(links[1]);
+	*link = links[0];
+	return child;
+}
+
+static void say(int link, uint64_t tag)
+{
+	SAME(write(link, &tag, sizeof(tag)), sizeof(tag));
+}
+
+/* A peer has died for one endpoint, and its next incarnation sends to another one. */
+static void the_next_incarnation_is_heard(void)
+{
+	struct shared s;
+	struct name names[2] = { 0 };
+	int links[2];
+	pid_t speakers[2];
+	fi_addr_t peer;
+
+	for (int i = 0; i < 2; i++)
+		speakers[i] = open_speaker(&links[i]);
+	open_shared(&s);
+	for (int i = 0; i < 2; i++) {
+		struct fid_cq *cq = s.cq[2 - i];
+
+		names[1].len = NAME_MAX_LEN;
+		OK(fi_getname(&s.ep[2 - i]->fid, names[1].bytes, &names[1].len));
+		SAME(write(links[i], names, sizeof(names)), sizeof(names));
+		SAME(read(links[i], names, sizeof(*names)), sizeof(*names));
+		if (!i)
+			SAME(fi_av_insert(s.here.av, names[0].bytes, 1, &peer, 0, NULL), 1);
+		/* From anybody first: of the second one nothing is heard yet. */
+		for (uint64_t tag = 1; tag < 4; tag++) {
+			OK(fi_trecv(s.srx, incoming, 8, NULL, tag == 1 ? FI_ADDR_UNSPEC : peer, tag, 0, &contexts[tag]));
+			poll_only(s.cq[0], s.sent);
+			say(links[i], tag);
+			CHECK(wait_for(cq, s.cq, COUNT, NULL).op_context == &contexts[tag]);
+			CHECK(holds(incoming, 8, tag, 0));
+		}
+		OK(fi_trecv(s.srx, incoming, 8, NULL, peer, 9, 0, &contexts[9]));
+		OK(kill(speakers[i], SIGKILL));
+		SAME(waitpid(speakers[i], NULL, 0), speakers[i]);
+		CHECK(error_of(cq, s.cq[0], &contexts[9]) != FI_ECANCELED);
+		close(links[i]);
+	}
 	close_shared(&s);
 }
 
@@ -1103,6 +1207,7 @@ static const struct {
 	{ "a silent buffer goes back", a_silent_buffer_goes_back },
 	{ "tags, peeks and cancels", tags_peeks_and_cancels },
 	{ "the dead are heard", the_dead_are_heard },
+	{ "the next incarnation is heard", the_next_incarnation_is_heard },
 	{ "another vector is refused", another_vector_is_refused },
 	{ "messages of a shared context are reported", messages_of_a_shared_context_are_reported },
 	{ "bound after enable", bound_after_enable },

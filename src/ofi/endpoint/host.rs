@@ -19,6 +19,7 @@ use libfabric_sys::{
     FI_ADDR_NOTAVAIL, FI_ATOMIC, FI_COLLECTIVE, FI_MSG, FI_MULTI_RECV, FI_READ, FI_RECV,
     FI_REMOTE_CQ_DATA, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_SEND, FI_TAGGED, FI_WRITE,
 };
+use std::ptr;
 use std::sync::Arc;
 
 /// The endpoint, as its engine reports to it. `guard` shows that the domain's lock is held.
@@ -277,6 +278,12 @@ impl Host for EndpointHost<'_> {
     }
 
     fn met(&mut self, peer: PeerId, address: &Address) {
+        if let Some(shared) = &self.bindings().shared_receive {
+            let others = shared.endpoints(self.guard).filter(|one| !ptr::eq(*one, self.endpoint));
+            others
+                .filter_map(|one| one.engine(self.guard))
+                .for_each(|engine| engine.revive(address));
+        }
         if let Some(page) = &mut self.endpoint.state(self.guard).page {
             page.met(peer, address);
         }

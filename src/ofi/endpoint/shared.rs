@@ -221,7 +221,10 @@ impl ReceiveFid {
 }
 
 impl SharedReceive {
-    fn endpoints<'g>(&self, guard: &'g Guard<'_>) -> impl Iterator<Item = &'g Endpoint> + use<'g> {
+    pub(super) fn endpoints<'g>(
+        &self,
+        guard: &'g Guard<'_>,
+    ) -> impl Iterator<Item = &'g Endpoint> + use<'g> {
         let endpoints = self.state(guard).endpoints.clone();
         // SAFETY: an endpoint removes itself from the list, under the lock, before it is freed.
         endpoints.into_iter().map(|endpoint| unsafe { &*endpoint })
