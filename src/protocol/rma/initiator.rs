@@ -475,22 +475,29 @@ impl Core {
     ) -> Option<()> {
         let key = Key::from_wire(tx);
         let op = self.rma.ops.get_mut(key)?;
-        let len = op.local.segments().len();
-        let State::Sent { received } = &mut op.state else { return None };
-        let fits = payload.len() <= len - *received && *received as u64 == offset;
+        let local = op.local.segments();
+        let (received, mut failed) = match op.state {
+            State::Sent { received } => (received, None),
+            State::Failing { received, error } => (received, Some(error)),
+            _ => return None,
+        };
+        let fits = payload.len() <= local.len() - received && received as u64 == offset;
         if op.peer != peer || op.right != Right::Read || !fits {
             return None;
         }
-        if faulted && offset == 0 && !op.local.segments().is_accessible(0, len, true) {
-            self.end_access(key, Some((libc::EFAULT, Cause::BufferUnwritable)), host);
-            return Some(());
+        if faulted && offset == 0 && !local.is_accessible(0, local.len(), true) {
+            failed = Some((libc::EFAULT, Cause::BufferUnwritable));
         }
-        let placed = op.local.segments().copy_in(*received, payload);
-        *received += placed;
-        if placed < payload.len() {
-            self.end_access(key, Some((libc::EIO, Cause::BufferUnwritable)), host);
-        } else if *received == len {
-            self.end_access(key, None, host);
+        if failed.is_none() && local.copy_in(received, payload) < payload.len() {
+            failed = Some((libc::EIO, Cause::BufferUnwritable));
+        }
+        let received = received + payload.len();
+        op.state = match failed {
+            None => State::Sent { received },
+            Some(error) => State::Failing { received, error },
+        };
+        if received == local.len() {
+            self.end_access(key, failed, host);
         }
         Some(())
     }
@@ -510,13 +517,18 @@ impl Core {
             let key = Key::from_wire(u64::from_le_bytes(*name));
             // For a read, success ends it only if the target could write to the buffer: else bytes are missing.
             let ended = self.rma.ops.get(key).is_some_and(|op| {
-                let complete = match op.right {
-                    Right::Write | Right::Update => true,
-                    Right::Exchange | Right::Fetch => false,
-                    Right::Read => op.reachable || op.local.segments().len() == 0,
+                let complete = match (op.right, op.state) {
+                    (Right::Write | Right::Update, _) => true,
+                    (Right::Read, State::Sent { .. }) => {
+                        op.reachable || op.local.segments().len() == 0
+                    }
+                    _ => false,
                 };
                 op.peer == peer
-                    && matches!(op.state, State::Pulled | State::Sent { .. })
+                    && matches!(
+                        op.state,
+                        State::Pulled | State::Sent { .. } | State::Failing { .. }
+                    )
                     && (status != 0 || complete)
             });
             if ended {

@@ -6,9 +6,9 @@ use super::operands::{FETCH_WINDOW, Operands, Results};
 use super::ranges::RemoteRanges;
 use super::requests::Inbound;
 use crate::memory::keys::{Denied, Right};
-use crate::protocol::Report;
 use crate::protocol::index_list::{IndexList, Key};
 use crate::protocol::message::Payload;
+use crate::protocol::{Cause, Report};
 use crate::sys::numbers::NumberMap;
 use crate::transport::{PeerId, Remote};
 use std::collections::VecDeque;
@@ -20,7 +20,7 @@ pub(super) const WRITE_WINDOW: u32 = 256;
 pub(super) const PULL_WINDOW: u32 = 64;
 
 /// Reads from one target that may be without an answer.
-pub(super) const READ_WINDOW: u32 = 64;
+pub(in crate::protocol) const READ_WINDOW: u32 = 64;
 
 /// Operations to one target that may wait to be sent.
 pub(super) const QUEUE_MAX: usize = 1024;
@@ -51,6 +51,9 @@ pub(super) enum State {
     Pulled,
     /// A write that was sent, or a read whose request was sent and of which `received` bytes are here.
     Sent { received: usize },
+    /// A read that failed here: what is left after the first `received` bytes is dropped as it comes, and then this error
+    /// is reported. Until then the target counts the read, and so does its window here.
+    Failing { received: usize, error: (i32, Cause) },
 }
 
 /// A pending operation.

@@ -4,10 +4,12 @@ use super::fixture::{LIMITS, Memory, Report, World, receive_op, remote, rma_op, 
 use super::sim::{Reach, Weather};
 use crate::memory::keys::Right;
 use crate::memory::keys::Right::{Read, Write};
-use crate::protocol::rma::{COPY_MAX, RmaPacket};
-use crate::protocol::{Cause, Direction, OpError, RemoteRange, RmaOp, SendOp};
+use crate::protocol::rma::{COPY_MAX, READ_WINDOW, RmaPacket};
+use crate::protocol::{Cause, Direction, Limits, OpError, RemoteRange, RmaOp, SendOp};
 use crate::sys::Errno;
+use crate::sys::cma::Range;
 use crate::transport::Departure;
+use crate::transport::loopback::Loopback;
 
 const KEY: u64 = 42;
 const BOTH: [Right; 2] = [Read, Write];
@@ -460,5 +462,34 @@ fn a_target_bounds_what_one_peer_begins() {
     assert_eq!(world.dropped(1), 49);
     world.leave(2, Departure::Closed);
     world.settle();
+    world.assert_empty();
+}
+
+#[test]
+fn a_read_that_fails_early_does_not_keep_others_from_the_target() {
+    const LEN: usize = 200_000;
+    const MANY: usize = READ_WINDOW as usize + 8;
+    let put = Reach::Fails { after: 0, errno: libc::EFAULT };
+    let (get, put) = (vec![Reach::Off], vec![put]);
+    let weather = Weather { queue_len: 2 * MANY, get, put, ..Weather::fair() };
+    let mut world = World::new(2, weather, Limits { tx_max: 2 * MANY, ..LIMITS });
+    let mut region = Memory::pattern(1, LEN);
+    world.register(1, KEY, &mut region, &BOTH);
+    let peer = world.peer(0, 1);
+    // Nothing is mapped there.
+    let nowhere = Loopback::list(&[Range { addr: 4096, len: LEN as u64 }]).unwrap();
+    let op = rma_op(peer, Read, &mut region, KEY, 0);
+    world.access(0, &RmaOp { local: nowhere, ..op }).unwrap();
+    let mut local: Vec<_> = (0..MANY).map(|_| Memory::zeroed(5000)).collect();
+    for (memory, context) in local.iter_mut().zip(1..) {
+        world.access(0, &rma_op(peer, Read, memory, KEY, context)).unwrap();
+    }
+    world.settle();
+    let (failed, ended): (Vec<_>, Vec<_>) =
+        ended(&mut world, 0).into_iter().partition(Result::is_err);
+    assert!(matches!(failed[..], [Err(failure)] if failure.cause == Cause::BufferUnwritable));
+    assert_eq!((ended.len(), world.dropped(1)), (MANY, 0));
+    assert!(local.iter().all(|memory| memory.0[..] == region.0[..5000]));
+    world.accesses(1);
     world.assert_empty();
 }
