@@ -9,6 +9,7 @@ use super::lock::Guard;
 use crate::protocol::Failure;
 use crate::sys::Errno;
 use crate::sys::event::{Doorbell, Epoll};
+use crate::sys::process::Home;
 use crate::sys::thread::Thread;
 use crate::telemetry::log;
 use libfabric_sys::FI_ENOMEM;
@@ -103,7 +104,7 @@ impl Kick {
 pub(crate) struct ProgressThread {
     shared: Arc<Shared>,
     handle: Mutex<Option<Thread>>,
-    owner: i32,
+    owner: Home,
 }
 
 impl ProgressThread {
@@ -124,7 +125,7 @@ impl ProgressThread {
                 FI_ENOMEM
             })?;
         log::info(format_args!("progress thread started"));
-        let owner = crate::sys::process::pid();
+        let owner = Home::here();
         Ok(Self { shared, handle: Mutex::new(Some(handle)), owner })
     }
 
@@ -161,7 +162,7 @@ impl ProgressThread {
         self.kick();
         let handle = self.handle.lock().ok().and_then(|mut slot| slot.take());
         // A forked child has no such thread to join, and the thread cannot join itself.
-        if self.owner != crate::sys::process::pid() {
+        if !self.owner.is_here() {
             std::mem::forget(handle);
         } else if let Some(handle) = handle {
             if !handle.is_current() {

@@ -7,7 +7,7 @@ use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 /// This process's id (a system call: not for the data path).
 pub(crate) fn pid() -> i32 {
@@ -24,18 +24,47 @@ pub(crate) fn thread() -> u64 {
 /// The process that made an object. A forked child has a copy of the object and shares its kernel state, but is
 /// not at home there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Home(i32);
+pub(crate) struct Home {
+    pid: i32,
+    number: i32,
+}
 
 impl Home {
     /// This process.
     pub(crate) fn here() -> Self {
-        Self(pid())
+        Self { pid: pid(), number: number() }
     }
 
     /// False in a forked child.
     pub(crate) fn is_here(self) -> bool {
-        self.0 == pid()
+        self == Self::here()
     }
+
+    /// As in a child of the process that made the object.
+    #[cfg(test)]
+    pub(crate) fn elsewhere() -> Self {
+        Self { pid: 0, number: 0 }
+    }
+}
+
+/// A number of this process that none of its ancestors has; 0 before Linux 4.14. The process id may be that of an
+/// ancestor: of one that has ended, or of one in another pid namespace, where the first process has 1.
+fn number() -> i32 {
+    static MARK: AtomicPtr<Option<ForkMark>> = AtomicPtr::new(std::ptr::null_mut());
+    let mut found = MARK.load(Ordering::Acquire);
+    if found.is_null() {
+        let (new, null) = (Box::into_raw(Box::new(ForkMark::new().ok())), found);
+        found = match MARK.compare_exchange(null, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => new,
+            Err(other) => {
+                // SAFETY: made above, and no other thread has it.
+                drop(unsafe { Box::from_raw(new) });
+                other
+            }
+        };
+    }
+    // SAFETY: a mark that is never freed.
+    unsafe { &*found }.as_ref().map_or(0, ForkMark::number)
 }
 
 /// Bytes of a page.
@@ -164,6 +193,22 @@ impl ForkMark {
         // SAFETY: the page is mapped as long as `mark` lives.
         unsafe { word.as_ref() }.store(1, Ordering::Relaxed);
         Ok(mark)
+    }
+
+    /// 1 in the process that made the mark, and in each child more than in its parent.
+    fn number(&self) -> i32 {
+        // A child has those of its ancestors.
+        static LAST: AtomicI32 = AtomicI32::new(1);
+        // SAFETY: the page is mapped as long as `self` lives.
+        let word = unsafe { self.0.as_ref() };
+        match word.load(Ordering::Relaxed) {
+            0 => {
+                let next = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+                let other = word.compare_exchange(0, next, Ordering::Relaxed, Ordering::Relaxed);
+                other.err().unwrap_or(next)
+            }
+            number => number,
+        }
     }
 
     /// True in a child that was forked (by whatever call) after the mark was made.
@@ -459,6 +504,62 @@ mod tests {
                 assert!(!bound.overlaps(&Processors(vec![0; 2])));
             });
         });
+    }
+
+    /// What `child` returns in a forked process, 0 to 255.
+    fn forked(child: impl FnOnce() -> i32) -> i32 {
+        // SAFETY: the child does what is allowed after a fork, and ends.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // SAFETY: an integer argument.
+            unsafe { libc::alarm(20) };
+            let status = child();
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(status) };
+        }
+        let mut status = -1;
+        // SAFETY: the child made above, and a live local.
+        assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+        assert!(libc::WIFEXITED(status), "{status:#x}");
+        libc::WEXITSTATUS(status)
+    }
+
+    #[test]
+    fn a_process_is_at_home_whatever_its_id_where_its_descendants_are_not() {
+        let here = Home::here();
+        assert!(here.is_here());
+        let in_child = forked(|| {
+            let named = |home: Home| Home { pid: pid(), ..home };
+            let mine = Home::here();
+            let deeper = forked(|| i32::from(named(here).is_here() || named(mine).is_here()));
+            i32::from(here.is_here() || named(here).is_here() || !mine.is_here()) | deeper << 1
+        });
+        assert_eq!(in_child, 0);
+        assert!(here.is_here());
+    }
+
+    #[test]
+    fn the_first_process_of_a_namespace_is_not_that_of_another() {
+        const FORBIDDEN: i32 = 9;
+        // SAFETY: affects the calling process, a child of the test, and its children.
+        let enter = |flags| unsafe { libc::unshare(flags) } == 0;
+        let told = forked(|| {
+            if !enter(libc::CLONE_NEWUSER | libc::CLONE_NEWPID) {
+                return FORBIDDEN;
+            }
+            forked(|| {
+                let home = Home::here();
+                if pid() != 1 || !enter(libc::CLONE_NEWPID) {
+                    return FORBIDDEN;
+                }
+                forked(|| if pid() == 1 { home.is_here().into() } else { FORBIDDEN })
+            })
+        });
+        if told == FORBIDDEN {
+            eprintln!("not checked: no pid namespaces here");
+        } else {
+            assert_eq!(told, 0);
+        }
     }
 
     #[test]

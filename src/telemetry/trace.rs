@@ -20,8 +20,9 @@
 
 use super::launcher::Launcher;
 use super::page::words_of;
+use crate::sys::process::{self, Home};
 use crate::sys::shared_memory::SharedMemory;
-use crate::sys::{clock, output, process};
+use crate::sys::{clock, output};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
@@ -85,7 +86,7 @@ struct Ring {
     _fd: OwnedFd,
     events: u64,
     /// A forked child shares the memory, and writes nothing.
-    owner: i32,
+    owner: Home,
 }
 
 static RING: OnceLock<Option<Ring>> = OnceLock::new();
@@ -104,7 +105,7 @@ pub(crate) fn is_on() -> bool {
 /// Keeps an event, if events are kept.
 pub(crate) fn event(kind: Kind, about: About, number: u64, bytes: u64) {
     if let Some(Some(ring)) = RING.get() {
-        if ring.owner == process::pid() {
+        if ring.owner.is_here() {
             ring.write(clock::now_ns(), kind, about, number, bytes);
         }
     }
@@ -122,9 +123,10 @@ impl Ring {
     fn make(events: usize) -> Option<Self> {
         let len = (HEAD + events * EVENT).next_multiple_of(process::page_size());
         let (memory, fd) = SharedMemory::create_page(LABEL, len, len).ok()?;
-        let ring = Self { memory, _fd: fd, events: events as u64, owner: process::pid() };
+        let ring = Self { memory, _fd: fd, events: events as u64, owner: Home::here() };
         let rank = Launcher::here().rank.map_or(u64::MAX, u64::from);
-        let numbers = [LAYOUT, HEAD as u64, EVENT as u64, ring.events, 0, ring.owner as u64, rank];
+        let numbers =
+            [LAYOUT, HEAD as u64, EVENT as u64, ring.events, 0, process::pid() as u64, rank];
         let texts = [(HOST, output::host(), 64), (NAMES, KINDS.to_owned(), 256)];
         for (word, text, bytes) in texts {
             words_of(&text, bytes / 8)

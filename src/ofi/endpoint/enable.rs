@@ -154,7 +154,7 @@ impl Endpoint {
         let mut wait = Waited::from_now(PAUSE_NS);
         let mut elsewhere = Elsewhere::after(now_ns());
         // A forked child has nothing to finish on behalf of its parent.
-        let mine = process::pid() == self.owner;
+        let mine = self.owner.is_here();
         loop {
             let mut guard = self.domain.lock.lock();
             let waited = wait.look();
@@ -306,7 +306,7 @@ impl Endpoint {
                 _ => engine.close_receives(handle.context),
             });
             // A forked child has nothing to finish on behalf of its parent.
-            if idle || process::pid() != self.owner {
+            if idle || !self.owner.is_here() {
                 self.domain.triggers.forget_context(self, own, &guard);
                 self.unbind(handle, &mut guard);
                 return Ok(());

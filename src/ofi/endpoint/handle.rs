@@ -141,7 +141,7 @@ unsafe fn described(
         source: info.caps & FI_SOURCE != 0,
         triggers: info.caps & FI_TRIGGER != 0,
         caps: info.caps,
-        owner: process::pid(),
+        owner: process::Home::here(),
     })
 }
 

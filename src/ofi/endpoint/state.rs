@@ -14,6 +14,7 @@ use crate::ofi::lock::{Guard, Hold, Locked, ReadMostly};
 use crate::ofi::source::Source;
 use crate::ofi::table::Slack;
 use crate::protocol::{Engine, Receives};
+use crate::sys::process::Home;
 use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::JobKey;
@@ -152,7 +153,7 @@ pub(in crate::ofi) struct Endpoint {
     /// FI_TRIGGER was asked for: operations may wait for counters.
     pub(super) triggers: bool,
     pub(super) caps: u64,
-    pub(super) owner: i32,
+    pub(super) owner: Home,
 }
 
 /// One handle of an endpoint.

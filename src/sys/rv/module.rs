@@ -5,7 +5,7 @@ use super::failure::{Failure, Refusal};
 use super::kernel::{Device, Kernel};
 use super::ring::{self, EVENTS, Ring};
 use crate::sys::errno::Errno;
-use crate::sys::process;
+use crate::sys::process::{self, Home};
 use std::sync::Arc;
 
 /// Top bits of an immediate that say for which process of a node it is.
@@ -122,7 +122,7 @@ impl Found {
             minor: self.minor,
             attached: Attached::default(),
             here: here.clone(),
-            process: process::pid(),
+            home: Home::here(),
         };
         module.attached = module.call(attach_of(self.minor), &question)?.0;
         let locked = self.capability & CAN_GPU != 0;
@@ -151,7 +151,7 @@ pub(crate) struct Module {
     minor: u16,
     attached: Attached,
     here: Here,
-    process: i32,
+    home: Home,
 }
 
 /// 32 bits that identify a port to its neighbours: the LID, or the end of the GID, which for RoCE over
@@ -163,7 +163,7 @@ fn short(gid: &[u8; 16], lid: u16) -> u32 {
 
 impl Module {
     fn call<Q: Plain, A: Plain>(&self, request: u32, question: &Q) -> Result<(A, i32), Failure> {
-        if process::pid() != self.process {
+        if !self.home.is_here() {
             return Err(Failure::new(request, Errno(libc::EOWNERDEAD)));
         }
         let mut bytes = [0; ARGUMENT_MAX];

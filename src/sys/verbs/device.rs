@@ -5,7 +5,7 @@ use super::library::{Verbs, class, verbs};
 use super::owned::{Owned, check};
 use crate::sys::errno::{Errno, Result};
 use crate::sys::net::PciAddress;
-use crate::sys::process;
+use crate::sys::process::{self, Home};
 use rdma_core_sys::{
     IBV_NODE_CA, IBV_NODE_RNIC, IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_WRITE,
     IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP, ibv_context, ibv_device, ibv_device_attr,
@@ -34,7 +34,7 @@ pub(crate) struct Device<'a> {
 pub(super) struct Context {
     raw: Owned<ibv_context>,
     pub(super) verbs: &'static Verbs,
-    home: i32,
+    home: Home,
 }
 
 /// A protection domain.
@@ -137,7 +137,7 @@ impl Device<'_> {
         // SAFETY: a device of a live list; the context is closed after everything made from it, which
         // holds it.
         let raw = unsafe { Owned::new((verbs.open_device)(self.raw), verbs.close_device) }?;
-        let home = process::pid();
+        let home = Home::here();
         let context = Context { raw, verbs, home };
         // Reading asynchronous events must not block.
         // SAFETY: a live context; the member does not change.
@@ -238,7 +238,7 @@ impl Context {
 
     /// This process opened it.
     pub(super) fn is_at_home(&self) -> bool {
-        process::pid() == self.home
+        self.home.is_here()
     }
 }
 

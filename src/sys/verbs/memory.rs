@@ -3,7 +3,8 @@
 use super::device::Pd;
 use super::owned::Owned;
 use crate::sys::errno::{Errno, Result};
-use crate::sys::{process, simd};
+use crate::sys::process::{self, Home};
+use crate::sys::simd;
 use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, ibv_mr};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -74,7 +75,7 @@ impl Slots {
 pub(in crate::sys) struct Mapping {
     base: NonNull<u8>,
     len: usize,
-    home: i32,
+    home: Home,
 }
 
 // SAFETY: plain memory; its owner decides which thread accesses it.
@@ -103,7 +104,7 @@ impl Mapping {
         // SAFETY: the mapping made above. It is valid even if the kernel refuses this.
         unsafe { libc::madvise(base, len, libc::MADV_DONTFORK) };
         let base = NonNull::new(base.cast()).ok_or(Errno(libc::ENOMEM))?;
-        Ok(Self { base, len, home: process::pid() })
+        Ok(Self { base, len, home: Home::here() })
     }
 
     /// Its first byte.
@@ -116,7 +117,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // In a forked child another mapping may be there.
-        if process::pid() == self.home {
+        if self.home.is_here() {
             // SAFETY: our own mapping, which is no longer used.
             unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
         }

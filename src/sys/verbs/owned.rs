@@ -1,7 +1,7 @@
 //! An object of libibverbs with its destructor.
 
 use crate::sys::errno::{Errno, Result};
-use crate::sys::process;
+use crate::sys::process::Home;
 use std::ffi::c_int;
 use std::fmt;
 use std::ptr::NonNull;
@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 pub(super) struct Owned<T> {
     raw: NonNull<T>,
     destroy: unsafe extern "C" fn(*mut T) -> c_int,
-    home: i32,
+    home: Home,
 }
 
 // SAFETY: libibverbs lets any thread use an object. Calls that two threads must not make at once take
@@ -30,7 +30,7 @@ impl<T> Owned<T> {
         destroy: unsafe extern "C" fn(*mut T) -> c_int,
     ) -> Result<Self> {
         let raw = NonNull::new(raw).ok_or_else(Errno::last)?;
-        Ok(Self { raw, destroy, home: process::pid() })
+        Ok(Self { raw, destroy, home: Home::here() })
     }
 
     #[inline]
@@ -41,7 +41,7 @@ impl<T> Owned<T> {
 
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
-        if process::pid() == self.home {
+        if self.home.is_here() {
             // SAFETY: the caller of `new` vouched for it. An object that refuses to end stays until the process ends.
             unsafe { (self.destroy)(self.raw.as_ptr()) };
         }

@@ -5,7 +5,7 @@ use super::owned::{Owned, check};
 use super::rc_shared::{Queues, RcSettings, SEGMENTS, WRITE};
 use super::srq;
 use crate::sys::errno::{Errno, Result};
-use crate::sys::process;
+use crate::sys::process::Home;
 use rdma_core_sys::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS,
     IBV_QP_AV, IBV_QP_DEST_QPN, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC,
@@ -102,7 +102,7 @@ pub(crate) struct RcQp<L> {
     settings: RcSettings,
     segments_max: usize,
     connected: bool,
-    home: i32,
+    home: Home,
 }
 
 // SAFETY: the pointers refer to the object in `slot`, which any thread may use, and to `waiting`, where they are set
@@ -155,7 +155,7 @@ impl<L> RcQp<L> {
             settings,
             segments_max: (segments as usize).min(SEGMENTS_MAX),
             connected: false,
-            home: process::pid(),
+            home: Home::here(),
         };
         let mut attr = blank();
         attr.port_num = settings.port;
@@ -380,7 +380,7 @@ impl<L> RcQp<L> {
 
 impl<L> Drop for RcQp<L> {
     fn drop(&mut self) {
-        if process::pid() != self.home {
+        if !self.home.is_here() {
             return; // the parent's, and another thread may have held the lock at the fork
         }
         let qp = self.slot.lock().take();

@@ -2,7 +2,7 @@
 //! of the node may have written them instead (`own.rs`). Of each cause the last one is kept, and how many there were.
 
 use super::record::{CAUSE_TEXT, packed};
-use crate::sys::process;
+use crate::sys::process::Home;
 use crate::telemetry::cause::Cause;
 use crate::telemetry::level::Level;
 use crate::telemetry::soon;
@@ -41,7 +41,7 @@ impl Note {
 #[derive(Debug)]
 struct Notes {
     /// A forked child begins without.
-    owner: i32,
+    home: Option<Home>,
     notes: Vec<Note>,
 }
 
@@ -51,26 +51,26 @@ static NOTES_HERE: Mutex<Notes> = Mutex::new(Notes::new());
 pub(super) fn keep(level: Level, cause: Cause, text: &str) -> Option<usize> {
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let new = Note::new(level, cause, since_1970.as_nanos() as u64, text);
-    soon::lock(&NOTES_HERE)?.keep(process::pid(), new)
+    soon::lock(&NOTES_HERE)?.keep(Home::here(), new)
 }
 
 /// Shows each note to `show`, with its number: a new page gets what was said before.
 pub(super) fn each(mut show: impl FnMut(usize, &Note)) {
     let Some(here) = soon::lock(&NOTES_HERE) else { return };
-    if here.owner == process::pid() {
+    if here.home.is_some_and(Home::is_here) {
         here.notes.iter().enumerate().for_each(|(number, note)| show(number, note));
     }
 }
 
 impl Notes {
     const fn new() -> Self {
-        Self { owner: 0, notes: Vec::new() }
+        Self { home: None, notes: Vec::new() }
     }
 
     /// The number of its note. `None`: there are too many already.
-    fn keep(&mut self, pid: i32, new: Note) -> Option<usize> {
-        if self.owner != pid {
-            (self.owner, self.notes) = (pid, Vec::new());
+    fn keep(&mut self, home: Home, new: Note) -> Option<usize> {
+        if self.home != Some(home) {
+            (self.home, self.notes) = (Some(home), Vec::new());
         }
         if let Some(known) = self.notes.iter().position(|note| note.cause == new.cause) {
             let note = self.notes.get_mut(known)?;
@@ -96,9 +96,9 @@ mod tests {
     #[test]
     fn a_cause_has_one_note_with_its_last_text() {
         let mut notes = Notes::new();
-        assert_eq!(notes.keep(5, said(77, "first")), Some(0));
-        assert_eq!(notes.keep(5, said(78, "another")), Some(1));
-        assert_eq!(notes.keep(5, said(77, "second")), Some(0));
+        assert_eq!(notes.keep(Home::here(), said(77, "first")), Some(0));
+        assert_eq!(notes.keep(Home::here(), said(78, "another")), Some(1));
+        assert_eq!(notes.keep(Home::here(), said(77, "second")), Some(0));
         let found: Vec<_> =
             notes.notes.iter().map(|note| (note.times, note.text.as_str())).collect();
         assert_eq!(found, [(2, "second"), (1, "another")]);
@@ -112,7 +112,7 @@ mod tests {
         let mut notes = Notes::new();
         let cause = Cause::here(77);
         for cause in [cause.counted_as(0), cause.counted_as(4), cause] {
-            notes.keep(5, Note::new(Level::Warn, cause, 9, "x"));
+            notes.keep(Home::here(), Note::new(Level::Warn, cause, 9, "x"));
         }
         assert_eq!(notes.notes[0].times, 7);
     }
@@ -120,9 +120,9 @@ mod tests {
     #[test]
     fn the_first_causes_are_kept_and_a_child_begins_without() {
         let mut notes = Notes::new();
-        let kept = (0..100).filter_map(|cause| notes.keep(5, said(cause, "x"))).count();
+        let kept = (0..100).filter_map(|cause| notes.keep(Home::here(), said(cause, "x"))).count();
         assert_eq!(kept, NOTES);
-        assert_eq!(notes.keep(6, said(99, "of the child")), Some(0));
+        assert_eq!(notes.keep(Home::elsewhere(), said(99, "of the child")), Some(0));
         assert_eq!(notes.notes.len(), 1);
     }
 }

@@ -8,8 +8,9 @@ use super::record::{
 };
 use super::{ENDPOINTS, LABEL, LAYOUT, MAGIC, NO_RANK, PEERS};
 use crate::sys::cancel::Shield;
+use crate::sys::output;
+use crate::sys::process::{self, Home};
 use crate::sys::shared_memory::SharedMemory;
-use crate::sys::{output, process};
 use crate::telemetry::cause::Cause;
 use crate::telemetry::identity::{COMMIT, VERSION};
 use crate::telemetry::launcher::Launcher;
@@ -49,7 +50,7 @@ struct Page {
     _fd: OwnedFd,
     taken: Mutex<Taken>,
     /// A forked child shares the memory, and writes nothing.
-    owner: i32,
+    home: Home,
 }
 
 /// Where the record of an endpoint begins, bytes.
@@ -72,10 +73,10 @@ impl Page {
         let len = (notes_at + NOTES * note).next_multiple_of(process::page_size());
         let (memory, fd) = SharedMemory::create_page(LABEL, len, peers_at).ok()?;
         let taken = Taken { reserved: peers_at, ..Taken::default() };
-        let page =
-            Self { memory, notes_at, _fd: fd, taken: Mutex::new(taken), owner: process::pid() };
+        let page = Self { memory, notes_at, _fd: fd, taken: Mutex::new(taken), home: Home::here() };
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let numbers = [len, HEAD, endpoint, ENDPOINTS, peers_at, peer, PEERS, page.owner as usize];
+        let numbers =
+            [len, HEAD, endpoint, ENDPOINTS, peers_at, peer, PEERS, process::pid() as usize];
         for (at, number) in numbers.into_iter().enumerate() {
             page.store(2 + at, number as u64);
         }
@@ -177,7 +178,7 @@ impl Page {
 }
 
 /// Which process has tried to make a page, and what became of it.
-static PAGE: Mutex<(i32, Option<&'static Page>)> = Mutex::new((0, None));
+static PAGE: Mutex<(Option<Home>, Option<&'static Page>)> = Mutex::new((None, None));
 
 /// Keeps a line of the log. `cause`: the same for lines about the same thing, in all processes of one build.
 pub(crate) fn note(level: Level, cause: Cause, text: &str) {
@@ -194,17 +195,16 @@ pub(crate) fn note(level: Level, cause: Cause, text: &str) {
 /// The page of this process, if it has one already.
 fn made() -> Option<&'static Page> {
     let known = soon::lock(&PAGE)?;
-    known.1.filter(|page| page.owner == process::pid())
+    known.1.filter(|page| page.home.is_here())
 }
 
 /// The page of this process, made with its first endpoint, and never unmade.
 fn page() -> Option<&'static Page> {
     let _shield = Shield::raise();
     let mut known = soon::lock(&PAGE)?;
-    let pid = process::pid();
-    if known.0 != pid {
+    if !known.0.is_some_and(Home::is_here) {
         // What a forked child finds there is its parent's.
-        *known = (pid, Page::make().map(|page| &*Box::leak(Box::new(page))));
+        *known = (Some(Home::here()), Page::make().map(|page| &*Box::leak(Box::new(page))));
         if let Some(page) = known.1 {
             notes::each(|number, note| page.write_note(number, note));
         }
@@ -252,7 +252,7 @@ impl Slot {
         counts: impl Iterator<Item = u64>,
         waits_for: [&str; 2],
     ) {
-        if self.page.owner != process::pid() {
+        if !self.page.home.is_here() {
             return;
         }
         let texts = waits_for.into_iter().flat_map(|address| packed(address, ADDRESS));
@@ -262,7 +262,7 @@ impl Slot {
 
     /// Replaces one of the counts.
     pub(crate) fn write_one(&self, number: usize, value: u64) {
-        if self.page.owner == process::pid() {
+        if self.page.home.is_here() {
             let at = FIRST + ADDRESS + number;
             record::write(&self.page.memory, self.at, State::Open, at, std::iter::once(value));
         }
@@ -283,7 +283,7 @@ impl Slot {
     }
 
     fn write_peer_words(&self, record: usize, first: usize, words: impl Iterator<Item = u64>) {
-        if self.page.owner == process::pid() {
+        if self.page.home.is_here() {
             record::write(&self.page.memory, peer_at(record), State::Open, first, words);
         }
     }
@@ -292,7 +292,7 @@ impl Slot {
     pub(crate) fn close_peer(&mut self, peer: usize) -> Option<usize> {
         let record = std::mem::take(self.peers.get_mut(peer)?);
         let record = usize::from(record).checked_sub(1)?;
-        if self.page.owner == process::pid() {
+        if self.page.home.is_here() {
             self.missed = false;
             self.page.give_back(record);
         }
@@ -305,7 +305,7 @@ impl Slot {
             return Some(usize::from(*record) - 1);
         }
         // Peers that once found none free stay without: to look again would cost each turn.
-        if self.missed || self.page.owner != process::pid() {
+        if self.missed || !self.page.home.is_here() {
             return None;
         }
         let Some(free) = self.page.take_peer() else {
@@ -322,7 +322,7 @@ impl Slot {
 impl Drop for Slot {
     /// Gives the records back; what is in them stays until the next one takes them.
     fn drop(&mut self) {
-        if self.page.owner != process::pid() {
+        if !self.page.home.is_here() {
             return;
         }
         let mut taken = self.page.taken();

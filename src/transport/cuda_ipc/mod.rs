@@ -34,7 +34,8 @@ use super::{
 use crate::memory::SegmentList;
 use crate::memory::mover::{self, Import, Site, Transfer, Way};
 use crate::sys::cuda::Cuda;
-use crate::sys::{Errno, clock, process};
+use crate::sys::process::{self, Home};
+use crate::sys::{Errno, clock};
 use crate::telemetry::log;
 use closer::Closer;
 use door::Door;
@@ -128,7 +129,7 @@ enum Stream {
 #[derive(Debug)]
 pub(crate) struct CudaIpc {
     /// The process that opened it: a forked child closes nothing for its parent.
-    owner: i32,
+    owner: Home,
     me: PeerId,
     host: LocalHost,
     open_max: usize,
@@ -509,7 +510,7 @@ impl CudaIpc {
 
 impl Drop for CudaIpc {
     fn drop(&mut self) {
-        if self.owner != process::pid() {
+        if !self.owner.is_here() {
             // They are the parent's too, and a lock may be held for ever here.
             std::mem::forget((std::mem::take(&mut self.accesses), std::mem::take(&mut self.lent)));
             return;
@@ -586,7 +587,7 @@ impl OneSided for CudaIpc {
 
     fn invalidate(&mut self, peer: PeerId, key: &RemoteKey) -> bool {
         // The permits of a forked child are its parent's.
-        if self.owner == process::pid() && self.lent.end(peer, key) {
+        if self.owner.is_here() && self.lent.end(peer, key) {
             let peer = self.peer_mut(peer);
             let now = clock::now_ns();
             peer.into_iter().for_each(|p| p.unfilled = (p.unfilled.0.saturating_add(1), now));
@@ -595,7 +596,7 @@ impl OneSided for CudaIpc {
     }
 
     fn is_settled(&mut self, _: bool) -> bool {
-        if self.owner != process::pid() {
+        if !self.owner.is_here() {
             return true;
         }
         // Peers may wait in the same way for accesses of this endpoint that have ended.
@@ -647,7 +648,7 @@ impl Transport for CudaIpc {
         let config = &opening.config;
         let on = config.cuda_ipc.on && Cuda::get().is_some();
         Ok(on.then(|| Self {
-            owner: process::pid(),
+            owner: Home::here(),
             me: opening.my_id,
             host: opening.host.clone(),
             open_max: config.cuda_ipc.open_max,
@@ -707,7 +708,7 @@ mod tests {
     fn with_peers() -> CudaIpc {
         let (me, host) = (PeerId(0), LocalHost::detect());
         let (peers, accesses, lent) = (Vec::new(), VecDeque::new(), Lendings::default());
-        let (owner, open_max, starved) = (process::pid(), 4, false);
+        let (owner, open_max, starved) = (Home::here(), 4, false);
         let (door, closer) = (None, None);
         let mut ipc =
             CudaIpc { owner, me, host, open_max, peers, accesses, lent, starved, door, closer };

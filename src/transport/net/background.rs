@@ -4,10 +4,10 @@
 use super::core::Core;
 use super::ending;
 use super::shared::{LOOK_NS, Shared};
+use crate::sys::Errno;
 use crate::sys::biased::Visitor;
 use crate::sys::event::Watched;
 use crate::sys::hub::{self, Rest, Task};
-use crate::sys::{Errno, process};
 use std::sync::Arc;
 
 /// The background task of one endpoint.
@@ -50,7 +50,7 @@ impl Drop for Background {
     fn drop(&mut self) {
         self.shared.stop();
         // In a forked child the lock of the list may be held for ever, and the list is the parent's.
-        if self.shared.owner() == process::pid() {
+        if self.shared.owner().is_here() {
             ending::leave(&self.shared);
         }
     }

@@ -30,6 +30,7 @@ use crate::memory::{Segment, SegmentList};
 use crate::sys::biased::{Held, Owner, visited};
 use crate::sys::late_set::LateSet;
 use crate::sys::net::{Nic, interfaces};
+use crate::sys::process::Home;
 use crate::sys::sock_diag::{PortHolder, udp_port_holders};
 use crate::sys::{Errno, clock, process, spare};
 use crate::telemetry::log;
@@ -190,7 +191,7 @@ pub(crate) struct Net {
     /// This endpoint had contact with a peer.
     used: bool,
     rhythm: Rhythm,
-    owner: i32,
+    owner: Home,
 }
 
 /// The polling budget: how often the socket, the device and the bulk path are polled.
@@ -504,7 +505,7 @@ impl Net {
         let background =
             Background::start(&shared, visitor, links).inspect_err(without_thread).ok();
         let numbers = Numbers::default();
-        let owner = process::pid();
+        let owner = Home::here();
         Ok(Self {
             core,
             shared,
@@ -1399,7 +1400,7 @@ impl Drop for Net {
     fn drop(&mut self) {
         // Ends the thread. A forked child only forgets it: the child must not send in its parent's name.
         self.background = None;
-        if process::pid() != self.owner {
+        if !self.owner.is_here() {
             return;
         }
         let Some(mut core) = self.core.enter() else { return };

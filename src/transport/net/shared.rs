@@ -8,7 +8,8 @@ use super::core::Core;
 use crate::sys::biased::Visitor;
 use crate::sys::hub::{Rest, Ticket};
 use crate::sys::late_set::{LateSet, LateTimer};
-use crate::sys::{Errno, clock, process};
+use crate::sys::process::Home;
+use crate::sys::{Errno, clock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -44,7 +45,7 @@ pub(super) struct Shared {
     ends: AtomicBool,
     /// Everything is acknowledged.
     flushed: AtomicBool,
-    owner: i32,
+    owner: Home,
 }
 
 impl Shared {
@@ -60,7 +61,7 @@ impl Shared {
             stop: AtomicBool::new(false),
             ends: AtomicBool::new(false),
             flushed: AtomicBool::new(false),
-            owner: process::pid(),
+            owner: Home::here(),
         }
     }
 
@@ -137,7 +138,7 @@ impl Shared {
     }
 
     /// The process that opened the endpoint.
-    pub(super) fn owner(&self) -> i32 {
+    pub(super) fn owner(&self) -> Home {
         self.owner
     }
 
@@ -149,7 +150,7 @@ impl Shared {
     /// Ends the task: it has no turn after this has returned.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
-        if self.owner == process::pid() {
+        if self.owner.is_here() {
             let task = self.task().take();
             drop(task);
         }
@@ -158,7 +159,7 @@ impl Shared {
     #[cold]
     fn wake(&self) {
         // In a forked child a thread of the parent may hold the lock for ever.
-        if self.owner == process::pid() {
+        if self.owner.is_here() {
             self.task().iter().for_each(Ticket::wake);
         }
     }

@@ -389,9 +389,10 @@ mod tests {
 
     /// Ends an endpoint as if its process had been killed.
     fn kill(mut end: End) {
-        end.shm.owner = 0;
+        end.shm.owner = Home::elsewhere();
     }
 
+    use crate::sys::process::Home;
     #[test]
     fn what_waits_with_a_hello_is_delivered_before_its_sender_departs() {
         for (leave, departure) in [(drop as fn(End), Departure::Closed), (kill, DIED)] {

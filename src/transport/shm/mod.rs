@@ -56,6 +56,7 @@ use crate::sys::bell::{Bell, BellAddress, Ring};
 use crate::sys::gate::Gate;
 use crate::sys::late_set::{LateSet, LateTimer};
 use crate::sys::order::fence;
+use crate::sys::process::Home;
 use crate::sys::{Errno, clock, process, unix, user};
 use crate::telemetry::log;
 use config::{CmaPolicy, ShmConfig};
@@ -118,7 +119,7 @@ impl Shm {
             due: Due::default(),
             pressure: false,
             waiting: Waiting::default(),
-            owner: process::pid(),
+            owner: Home::here(),
         })
     }
 

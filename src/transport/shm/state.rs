@@ -9,9 +9,10 @@ use super::outbound::{Outbound, Outbounds};
 use super::refusals::Refusals;
 use super::unsettled::Reaching;
 use super::watching::Watches;
+use crate::sys::Errno;
 use crate::sys::bell::Bell;
 use crate::sys::late_set::LateSet;
-use crate::sys::{Errno, process};
+use crate::sys::process::{self, Home};
 use crate::telemetry::log;
 use crate::transport::address::LocalHost;
 use crate::transport::{Address, Contact, PeerId, Returned};
@@ -93,13 +94,13 @@ pub(crate) struct Shm {
     pub(super) due: Due,
     pub(super) pressure: bool,
     pub(super) waiting: Waiting,
-    pub(super) owner: i32,
+    pub(super) owner: Home,
 }
 
 impl Shm {
     /// False in a forked child, which must not act for its parent when it closes or exits.
     pub(super) fn is_owner(&self) -> bool {
-        process::pid() == self.owner
+        self.owner.is_here()
     }
 
     pub(super) fn out(&self, peer: PeerId) -> Option<&Outbound> {

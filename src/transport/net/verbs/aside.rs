@@ -1,8 +1,9 @@
 //! Work that may take long, done by a thread of its own while the data path goes on: for an address handle of a RoCE
 //! device the kernel asks the network for the peer's Ethernet address, and waits up to a second for an answer.
 
+use crate::sys::Errno;
+use crate::sys::process::Home;
 use crate::sys::thread::Thread;
-use crate::sys::{Errno, process};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +20,7 @@ pub(super) struct Aside<Q, A> {
     thread: Option<Thread>,
     under_way: usize,
     stop: Arc<AtomicBool>,
-    home: i32,
+    home: Home,
 }
 
 impl<Q, A> fmt::Debug for Aside<Q, A> {
@@ -46,7 +47,7 @@ impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
                 }
             }
         })?;
-        let (questions, thread, home) = (Some(questions), Some(thread), process::pid());
+        let (questions, thread, home) = (Some(questions), Some(thread), Home::here());
         Ok(Self { questions, answers, thread, under_way: 0, stop, home })
     }
 
@@ -73,7 +74,7 @@ impl<Q, A> Drop for Aside<Q, A> {
     /// Waits for the question under way: the thread must not outlive the library.
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        if self.home != process::pid() {
+        if !self.home.is_here() {
             return std::mem::forget(thread); // the parent's
         }
         self.stop.store(true, Ordering::Relaxed);
