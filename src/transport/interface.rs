@@ -830,10 +830,18 @@ pub(crate) trait Transport: Messages + OneSided + Streaming + Sharing + Sized {
     /// Makes the next turn poll everything.
     fn hasten(&mut self) {}
 
-    /// Delivers everything `peer` has sent so far by this transport, and ends its access to memory of this endpoint: it
-    /// has departed by another one.
+    /// `peer` has departed by another transport. Delivers everything that it has sent so far by this one, then ends the
+    /// contact with it, and its access to memory of this endpoint. If it lives, it is told. Its departure is not reported
+    /// again.
     fn drain(&mut self, peer: PeerId, handler: &mut impl Handler) {
         let _ = (peer, handler);
+    }
+
+    /// How `peer` has departed, if this transport can see that it has, and has not reported it yet. Another transport has
+    /// just met it: that may be the next process at its address.
+    fn gone(&self, peer: PeerId) -> Option<Departure> {
+        let _ = peer;
+        None
     }
 
     /// The configuration of a domain that has the name of a device of this transport: it uses no other device. `None`:

@@ -369,6 +369,12 @@ struct Beside<'a, H> {
 
 impl<H: Handler> Handler for Beside<'_, H> {
     fn on_peer(&mut self, peer: PeerId, address: &Address) {
+        let mut gone = None;
+        each_lane!(self.lanes, (lane, t) => gone = gone.or_else(|| t.gone(peer)));
+        if let Some(departure) = gone {
+            // The process that another transport knows. This is the next one at its address.
+            self.on_departure(peer, departure);
+        }
         let route = self.routes.get(peer.index()).copied().unwrap_or(Route::None);
         // Messages to the peer keep their transport: each direction may have its own.
         let keeps = match route {
@@ -753,6 +759,7 @@ impl Iface for Router {
 
 #[cfg(test)]
 mod tests {
+    mod departures;
     mod lanes;
 
     use super::pace::STILL_POLLS;

@@ -209,26 +209,25 @@ impl Core {
     #[cold]
     pub(super) fn part(&mut self, peer: PeerId, now: u64) -> Vec<Event> {
         self.turn_in_background(now);
+        if !self.is_departing(peer) {
+            let Self { peers, neighbours, inbox, inbox_bytes: bytes, departing, .. } = self;
+            let mut keep = Keep { peers, neighbours, inbox, bytes, departing };
+            self.machine.part(peer, now, &mut self.link, &mut keep);
+        }
         let (mut taken, mut kept) = (Vec::new(), VecDeque::new());
         let mut ended = false;
-        for _ in 0..self.inbox.len() {
-            let Some(event) = self.take_event() else { break };
+        while let Some(event) = self.inbox.pop_front() {
             if event.peer() != peer || ended {
-                self.inbox_bytes += event.bytes();
                 kept.push_back(event);
             } else {
                 ended = matches!(event, Event::Departure(..));
+                self.inbox_bytes = self.inbox_bytes.saturating_sub(event.bytes());
                 taken.push(event);
             }
         }
         let departures = kept.iter().filter(|event| matches!(event, Event::Departure(..)));
         self.departing = departures.map(Event::peer).collect();
         self.inbox = kept;
-        if !ended {
-            let Self { peers, neighbours, inbox, inbox_bytes: bytes, departing, machine, .. } =
-                self;
-            machine.part(peer, &mut Keep { peers, neighbours, inbox, bytes, departing });
-        }
         taken
     }
 

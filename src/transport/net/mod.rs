@@ -1214,10 +1214,15 @@ impl Transport for Net {
         let Some(mut core) = core.enter() else { return };
         let now = clock::now_ns();
         for event in core.part(inner, now) {
-            let Event::Message { header, header_len, payload, .. } = event else { continue };
-            let header = header.get(..usize::from(header_len)).unwrap_or(&[]);
-            if Way::byte_of(header).is_none() {
-                handler.on_message(peer, header, &payload);
+            match event {
+                Event::Message { header, header_len, payload, .. } => {
+                    let header = header.get(..usize::from(header_len)).unwrap_or(&[]);
+                    if Way::byte_of(header).is_none() {
+                        handler.on_message(peer, header, &payload);
+                    }
+                }
+                Event::Acknowledged(_, upto) => handler.on_acknowledged(peer, upto),
+                Event::Connected(..) | Event::Departure(..) => {}
             }
         }
         if let Some(streams) = streams {

@@ -180,15 +180,27 @@ impl Shm {
         }
     }
 
-    /// Takes both links to `peer` down: first delivers everything in its ring, however much, then reports its
-    /// departure. Without an error, the sender's CLOSING word tells an orderly close from a death. The peer may live: it
-    /// is told.
+    /// Takes both links to `peer` down, and reports its departure.
     pub(super) fn depart(
         &mut self,
         peer: PeerId,
         error: Option<Errno>,
         handler: &mut impl Handler,
     ) {
+        if let Some(departure) = self.take_down(peer, error, handler) {
+            handler.on_departure(peer, departure);
+        }
+    }
+
+    /// Takes both links to `peer` down, and first delivers everything in its ring, however much. Without an error, the
+    /// sender's CLOSING word tells an orderly close from a death. The peer may live: it is told. `None`: there was no link.
+    pub(super) fn take_down(
+        &mut self,
+        peer: PeerId,
+        error: Option<Errno>,
+        handler: &mut impl Handler,
+    ) -> Option<Departure> {
+        self.due.forget(peer);
         // Links that were refused, which the peer never learned, hold its earlier messages.
         let refused = if error.is_none() { self.read_refused(peer, handler) } else { Ok(false) };
         let error = error.or_else(|| refused.err());
@@ -211,9 +223,20 @@ impl Shm {
         for pid in &ended.pids {
             self.unwatch(*pid);
         }
-        if !ended.pids.is_empty() {
-            handler.on_departure(peer, error.map_or_else(|| ended.departure(), Departure::Failed));
-        }
+        let departure = || error.map_or_else(|| ended.departure(), Departure::Failed);
+        (!ended.pids.is_empty()).then(departure)
+    }
+
+    /// How `peer` has departed, if there are links to it and it has.
+    pub(super) fn end_of(&self, peer: PeerId) -> Option<Departure> {
+        let (out, inbound) = (self.out(peer), self.inbound_of(peer));
+        let gone = out.is_some_and(|link| self.has_gone(link.pid, || link.has_ended()))
+            || inbound.is_some_and(|link| self.has_gone(link.pid, || link.has_ended()));
+        let closed = out.is_some_and(|link| link.producer.consumer_closed())
+            || inbound.is_some_and(|link| link.consumer.producer_closed());
+        let broken = out.is_some_and(|link| link.producer.consumer_broke())
+            || inbound.is_some_and(|link| link.consumer.producer_broke());
+        gone.then(|| Ended { closed, broken, ..Ended::default() }.departure())
     }
 
     /// Takes down an incoming link, which is no longer in the list.
@@ -265,10 +288,7 @@ impl Shm {
         self.watches.has_checked(took_ns, self.crowd.processes_each());
         for peer in &ended {
             // The end of an earlier peer in this loop may have brought links of this one's next incarnation.
-            let (out, inbound) = (self.out(*peer), self.inbound_of(*peer));
-            if out.is_some_and(|link| self.has_gone(link.pid, || link.has_ended()))
-                || inbound.is_some_and(|link| self.has_gone(link.pid, || link.has_ended()))
-            {
+            if self.end_of(*peer).is_some() {
                 self.see_off(*peer, peers, handler);
             }
         }
@@ -370,6 +390,7 @@ mod tests {
     use super::super::fixture::Heard::{Left, Message};
     use super::super::fixture::{Deaf, End, end, hears, linked};
     use super::*;
+    use crate::sys::process::Home;
     use crate::transport::shm::config::CmaPolicy;
     use crate::transport::{Contact, Messages, Mode, Transport};
 
@@ -392,7 +413,6 @@ mod tests {
         end.shm.owner = Home::elsewhere();
     }
 
-    use crate::sys::process::Home;
     #[test]
     fn what_waits_with_a_hello_is_delivered_before_its_sender_departs() {
         for (leave, departure) in [(drop as fn(End), Departure::Closed), (kill, DIED)] {
@@ -446,6 +466,40 @@ mod tests {
             assert_eq!(hears(&mut a), [Message(400)]);
             send(&mut a, &b, 500);
             assert_eq!(hears(&mut b), [Message(500)]);
+        }
+    }
+
+    #[test]
+    fn a_peer_that_departs_otherwise_has_no_links_any_more() {
+        let [mut a, mut b] = end_pair();
+        send(&mut a, &b, 100);
+        send(&mut b, &a, 200);
+        assert_eq!((hears(&mut a), hears(&mut b)), (vec![Message(200)], vec![Message(100)]));
+        send(&mut b, &a, 300);
+        let peer = a.peers.intern(&b.me).unwrap();
+        assert_eq!(a.shm.gone(peer), None);
+        let mut ears = super::super::fixture::Ears::default();
+        a.shm.drain(peer, &mut ears);
+        assert_eq!(ears.0, [Message(300)]);
+        assert!(!a.shm.is_connected(peer) && !a.shm.hears(peer));
+        assert_eq!(hears(&mut b), [Left(Departure::Failed(Errno(libc::ECONNRESET)))]);
+        drop(b);
+        assert_eq!(hears(&mut a), []);
+    }
+
+    #[test]
+    fn the_end_of_a_peer_is_seen_before_it_is_reported() {
+        for (leave, departure) in [(drop as fn(End), Departure::Closed), (kill, DIED)] {
+            let [mut a, mut b] = end_pair();
+            send(&mut a, &b, 100);
+            assert_eq!(hears(&mut b), [Message(100)]);
+            a.turn(&mut Deaf);
+            let peer = a.peers.intern(&b.me).unwrap();
+            assert_eq!(a.shm.gone(peer), None);
+            leave(b);
+            assert_eq!(a.shm.gone(peer), Some(departure));
+            assert_eq!(hears(&mut a), [Left(departure)]);
+            assert_eq!(a.shm.gone(peer), None);
         }
     }
 

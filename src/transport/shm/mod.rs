@@ -48,8 +48,8 @@ use tokens::{
 
 use super::peers::PeerTable;
 use super::{
-    Address, Caps, Contact, ELSEWHERE, Handler, Head, LocalHost, Messages, Mode, Opening,
-    PeerCounts, PeerId, Returned, SendError, Streaming, Transport,
+    Address, Caps, Contact, Departure, ELSEWHERE, Handler, Head, LocalHost, Messages, Mode,
+    Opening, PeerCounts, PeerId, Returned, SendError, Streaming, Transport,
 };
 use crate::memory::Segment;
 use crate::sys::bell::{Bell, BellAddress, Ring};
@@ -481,22 +481,11 @@ impl Transport for Shm {
     }
 
     fn drain(&mut self, peer: PeerId, handler: &mut impl Handler) {
-        let Some(link) = self.inbound.of_mut(peer) else { return };
-        let out = self.outbound.get_mut(peer.index());
-        let mut producer = out.and_then(Option::as_deref_mut).map(|out| &mut out.producer);
-        // Bounded by the ring.
-        for _ in 0..link.consumer.slots() {
-            match link.consumer.pop(|header, payload| handler.on_message(peer, header, payload)) {
-                Popped::Message => {}
-                Popped::Handed(handed) => {
-                    if producer.as_mut().is_some_and(|producer| !producer.receive(&handed)) {
-                        self.due.end(peer);
-                        return;
-                    }
-                }
-                Popped::Empty | Popped::Malformed => return,
-            }
-        }
+        self.take_down(peer, None, handler);
+    }
+
+    fn gone(&self, peer: PeerId) -> Option<Departure> {
+        self.end_of(peer)
     }
 
     fn are_left_settled() -> bool {

@@ -734,11 +734,6 @@ impl<M: Storage> Consumer<M> {
         unsafe { self.memory.base().as_ptr().add(SLOTS + index * SLOT) }
     }
 
-    /// Most messages that can wait.
-    pub(super) fn slots(&self) -> u32 {
-        self.geometry.slots
-    }
-
     /// True when a message waits.
     #[inline]
     pub(super) fn has_message(&self) -> bool {

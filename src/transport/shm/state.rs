@@ -60,6 +60,12 @@ impl Due {
         self.broken.push(peer);
         self.urgent = true;
     }
+
+    /// The links to `peer` have ended.
+    pub(super) fn forget(&mut self, peer: PeerId) {
+        self.broken.retain(|broken| *broken != peer);
+        self.stale.retain(|stale| *stale != peer);
+    }
 }
 
 /// Whether a thread sleeps until a ring has a message.

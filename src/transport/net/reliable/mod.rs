@@ -31,7 +31,7 @@ use super::link::{Condition, Link};
 use crate::sys::Errno;
 use crate::sys::packets::Pool;
 use crate::telemetry::log;
-use crate::transport::{Address, Mark, PeerId, SendError};
+use crate::transport::{Address, Departure, Mark, PeerId, SendError};
 use connection::handshake::{INIT, Phase, Rival};
 use connection::submit::Pushed;
 use connection::transmit::Turn;
@@ -446,12 +446,22 @@ impl Reliable {
         }
     }
 
-    /// `peer` has departed by another transport: its connection ends, and the layer above is not told again.
+    /// `peer` has departed by another transport: its connection ends. If it lives, a CLOSE tells it.
     #[cold]
-    pub(crate) fn part(&mut self, peer: PeerId, sink: &mut impl Sink) {
-        if let Some(place) = self.table.place_of(peer) {
-            self.remove(place, End::Silent, sink);
+    pub(crate) fn part(
+        &mut self,
+        peer: PeerId,
+        now: u64,
+        link: &mut impl Link,
+        sink: &mut impl Sink,
+    ) {
+        self.turn(now);
+        self.catch_up(now);
+        let Some(place) = self.table.place_of(peer) else { return };
+        if let Some(c) = self.table.at(place) {
+            c.send_close(&mut Turn { shared: &mut self.shared, link, now, sent: 0 });
         }
+        self.remove(place, End::Departed(Departure::Closed), sink);
     }
 
     /// Ends a connection, and reports that if the layer above knows of it.

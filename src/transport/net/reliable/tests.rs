@@ -857,6 +857,21 @@ fn goodbye_is_heard() {
 }
 
 #[test]
+fn a_peer_that_lives_is_told_that_it_has_departed() {
+    let mut bench = Bench::new();
+    bench.send(b"x", 10).unwrap();
+    bench.exchange(|_| true);
+    bench.exchange(|_| true);
+    let End2 { machine, wire, heard, .. } = &mut bench.a;
+    machine.part(PeerId(0), bench.now, wire, heard);
+    bench.exchange(|_| true);
+    for end in [&bench.a, &bench.b] {
+        assert_eq!(end.heard.events, ["connected", "Closed"]);
+        assert_eq!(end.machine.connections(), 0);
+    }
+}
+
+#[test]
 fn whoever_has_another_key_is_told_and_goes_on_until_its_time() {
     let mut bench = Bench::new();
     bench.b = end(2, 8, 103);

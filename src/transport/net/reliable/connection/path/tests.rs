@@ -272,8 +272,9 @@ fn an_interface_that_carries_less_limits_all_connections() {
     bench.a.machine.on_narrowed(1372);
     assert_eq!(bench.packet_max(), 1372);
     // The next ones too.
-    bench.a.machine.part(PeerId(0), &mut bench.a.got);
-    bench.b.machine.part(PeerId(0), &mut bench.b.got);
+    for side in [&mut bench.a, &mut bench.b] {
+        side.machine.part(PeerId(0), bench.now, &mut side.wire, &mut side.got);
+    }
     bench.probes.clear();
     bench.send(5 * PAYLOAD);
     bench.run(100, |_| true);
