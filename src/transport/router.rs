@@ -265,7 +265,7 @@ impl Router {
             (t.turn(peers, &mut beside), t.looked_at())
         }, (0, LookedAt::Everything));
         for peer in departed {
-            self.forget_moving(peer, lane);
+            self.forget_moving(peer);
         }
         (n, looked_at)
     }

@@ -5,7 +5,6 @@
 //! retried until the peer has room. If the peer refused for a permanent reason (a system-call filter), the messages are
 //! lost, and operations to the peer fail with the error of the refusal.
 
-use super::carries;
 use super::list::{Lane, each_lane_mut, on_lane, on_lane_mut};
 use super::routes::{Moving, NO_WAY, Route, Router, set_route};
 use crate::sys::{Errno, clock};
@@ -67,10 +66,8 @@ impl Router {
                         on_lane_mut!(self.lanes, from, t => t.give_up(peer, errno), ());
                     }
                     set_route(&mut self.routes, moving.peer, Route::None);
-                    // The buffers of operations that end are accessed no more.
-                    each_lane_mut!(self.lanes, (lane, t) => if !carries(t) {
-                        t.drain(moving.peer, handler);
-                    });
+                    // The buffers of operations that end are accessed no more, and the peer learns that its own have ended.
+                    each_lane_mut!(self.lanes, (lane, t) => t.drain(moving.peer, handler));
                     handler.on_departure(moving.peer, Departure::Failed(errno));
                 }
             }
@@ -121,12 +118,9 @@ impl Router {
         self.moving.iter().map(|moving| moving.messages.len()).sum()
     }
 
-    /// `peer` has departed by `lane`: drops the messages that were being moved to it from another transport.
-    pub(super) fn forget_moving(&mut self, peer: PeerId, lane: Lane) {
-        let gone = |moving: &Moving| {
-            moving.peer == peer && (moving.from != lane || moving.to == Some(lane))
-        };
-        if let Some(at) = self.moving.iter().position(gone) {
+    /// `peer` has departed: drops the messages that were being moved to it. Its next process gets none of them.
+    pub(super) fn forget_moving(&mut self, peer: PeerId) {
+        if let Some(at) = self.moving.iter().position(|moving| moving.peer == peer) {
             self.moving.swap_remove(at);
             set_route(&mut self.routes, peer, Route::None);
         }

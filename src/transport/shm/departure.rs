@@ -201,6 +201,8 @@ impl Shm {
         handler: &mut impl Handler,
     ) -> Option<Departure> {
         self.due.forget(peer);
+        // Nothing that was for it goes to its next incarnation.
+        self.returned.retain(|returned| returned.peer != peer);
         // Links that were refused, which the peer never learned, hold its earlier messages.
         let refused = if error.is_none() { self.read_refused(peer, handler) } else { Ok(false) };
         let error = error.or_else(|| refused.err());

@@ -152,3 +152,61 @@ fn a_peer_that_departs_by_shared_memory_departs_by_the_network() {
     let closed = [Departure::Closed];
     assert_eq!((&told.departures()[..], &heard.departures()[..]), (&closed[..], &closed[..]));
 }
+
+#[test]
+fn what_a_peer_refused_does_not_go_to_the_next_process() {
+    let (mut a, mut b) = (on_loopback(), on_loopback());
+    let (me, you) = (a.me, b.me);
+    let (mut told, mut heard) = (Story::default(), Story::default());
+    b.lanes.shm.as_mut().unwrap().refuse_all(true);
+    until(|| {
+        send(&mut b, &me, 1);
+        a.poll(&mut told);
+        b.poll(&mut heard);
+        told.has(&Message(1))
+    });
+    assert!(send(&mut a, &you, 2));
+    until(|| {
+        b.poll(&mut heard);
+        // It has no room to send them once more.
+        SHORT.set(Some(Errno(libc::EMFILE)));
+        a.poll(&mut told);
+        SHORT.set(None);
+        a.moving() > 0
+    });
+    let mut b = next(b, false);
+    until(|| {
+        a.turn(Lane::shm, &mut told);
+        !told.departures().is_empty()
+    });
+    until(|| {
+        send(&mut a, &you, 3);
+        a.poll(&mut told);
+        b.poll(&mut heard);
+        heard.has(&Message(3))
+    });
+    assert!(!heard.has(&Message(2)), "{heard:?}");
+}
+
+#[test]
+fn a_peer_that_refuses_for_good_learns_that_its_own_operations_have_ended() {
+    let (mut a, mut b) = (on_loopback(), on_loopback());
+    let (me, you) = (a.me, b.me);
+    let (mut told, mut heard) = (Story::default(), Story::default());
+    until(|| {
+        send(&mut b, &me, 1);
+        a.poll(&mut told);
+        b.poll(&mut heard);
+        told.has(&Message(1))
+    });
+    REFUSED.set(Some(Errno(libc::EPERM)));
+    assert!(send(&mut a, &you, 2));
+    until(|| {
+        a.poll(&mut told);
+        b.poll(&mut heard);
+        !heard.departures().is_empty()
+    });
+    REFUSED.set(None);
+    assert!(told.has(&Left(Departure::Failed(Errno(libc::EPERM)))), "{told:?}");
+    assert_eq!(heard.departures(), [BROKE]);
+}
