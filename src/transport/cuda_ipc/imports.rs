@@ -13,9 +13,9 @@ use std::sync::{Arc, Condvar, MutexGuard};
 /// CUDA_ERROR_ALREADY_MAPPED: an older allocation at the owner's addresses is still open here.
 const ALREADY_MAPPED: Failure = Failure(208);
 /// An access waits this long for the end of another allocation, nanoseconds, and is then refused.
-const PATIENCE_NS: u64 = 100_000_000;
+const PATIENCE_NS: u64 = 300_000_000;
 /// A longer pause between two looks counts as this one, nanoseconds: the closer may have had no processor meanwhile either.
-const PAUSE_NS: u64 = 4_000_000;
+const PAUSE_NS: u64 = 1_000_000;
 /// One that was not used for this time is closed, nanoseconds.
 const UNUSED_NS: u64 = 5_000_000_000;
 
@@ -443,7 +443,7 @@ mod tests {
         };
         assert_eq!(try_next(&mut imports, 2, 50), Some(Refusal::NotYet));
         let (number, closes) = imports.next_to_close().unwrap();
-        let looks = (0..100).find(|_| try_next(&mut imports, 2, 50) == Some(Refusal::Busy));
+        let looks = (0..1000).find(|_| try_next(&mut imports, 2, 50) == Some(Refusal::Busy));
         let least = (PATIENCE_NS / PAUSE_NS) as usize;
         assert!(looks.is_some_and(|looks| looks + 2 >= least), "{looks:?}: its kernels go on");
         assert_eq!(try_next(&mut imports, 4, 550), Some(Refusal::Busy), "the closer is at another");
