@@ -257,7 +257,7 @@ fn wait(mut is_done: impl FnMut() -> Result<bool, Failure>) -> Result<(), Failur
     Ok(())
 }
 
-/// An allocation of another process, open in this one until it is dropped; or one of this process.
+/// An allocation, or a pool, of another process, open in this one until it is dropped; or an allocation of this process.
 #[derive(Debug)]
 pub(crate) struct Import {
     site: Site,
@@ -270,12 +270,17 @@ pub(crate) struct Import {
 }
 
 impl Import {
-    /// Opens an allocation. Failures: those of the driver.
-    pub(crate) fn open(site: Site, part: &Part) -> Result<Self, Failure> {
+    /// Opens a part of `len` bytes; a pool has none. Failures: those of the driver.
+    pub(crate) fn open(site: Site, part: &Part, len: usize) -> Result<Self, Failure> {
         let (cuda, context) = at(site, |place| place.context)?;
-        let open = cuda.import(context, part)?;
-        let (start, len) = (open.start(), part.len as u64);
+        let open = cuda.import(context, part, len)?;
+        let (start, len) = (open.start(), len as u64);
         Ok(Self { site, open: Some(open), start, len, home: Home::here() })
+    }
+
+    /// The driver's handle of a pool.
+    pub(crate) fn handle(&self) -> u64 {
+        self.start
     }
 
     /// An allocation of this process: the driver opens no handle of one's own.
@@ -290,7 +295,7 @@ impl Import {
 
     /// It has no handle.
     pub(crate) fn is_by_descriptor(&self) -> bool {
-        self.open.as_ref().is_some_and(|open| open.kind() != cuda::Kind::Handle)
+        self.open.as_ref().is_some_and(|open| !open.is_by_handle())
     }
 
     /// Whether the context in which it was opened is still that of its site.

@@ -4,4 +4,4 @@ mod driver;
 mod share;
 
 pub(crate) use driver::{Allocation, Context, Cuda, Failure, IpcHandle, Lane};
-pub(crate) use share::{Import, Kind, Part};
+pub(crate) use share::{Exported, Import, Kind, Part};

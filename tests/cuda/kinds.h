@@ -15,7 +15,7 @@ extern int cuMemHostAlloc(void **, size_t, unsigned), cuMemFreeHost(void *);
 extern int cuMemHostRegister_v2(void *, size_t, unsigned), cuMemHostUnregister(void *);
 extern int cuMemcpyHtoD_v2(ptr, const void *, size_t), cuMemcpyDtoH_v2(void *, ptr, size_t);
 extern int cuMemAllocAsync(ptr *, size_t, void *), cuMemFreeAsync(ptr, void *), cuStreamSynchronize(void *);
-extern int cuMemAllocFromPoolAsync(ptr *, size_t, void *, void *), cuMemPoolCreate(void **, const void *);
+extern int cuMemAllocFromPoolAsync(ptr *, size_t, void *, void *), cuMemPoolCreate(void **, const void *), cuMemPoolDestroy(void *);
 extern int cuMemCreate(uint64_t *, size_t, const void *, unsigned long long), cuMemRelease(uint64_t);
 extern int cuMemAddressReserve(ptr *, size_t, size_t, ptr, unsigned long long), cuMemAddressFree(ptr, size_t);
 extern int cuMemMap(ptr, size_t, size_t, uint64_t, unsigned long long), cuMemUnmap(ptr, size_t);
@@ -39,6 +39,8 @@ struct block {
 
 /* An allocation of a pool of the test's own has at least so many bytes, of which the first are used. */
 static size_t of_pool_least;
+/* A pool of the test's own is destroyed after some allocations, and the next one has its handle once those are freed. */
+static bool pools_end;
 static __thread ptr spare[SPARE_MAX];
 static __thread int spares;
 
@@ -77,8 +79,13 @@ static inline void map_block(struct block *block, size_t len, bool shared)
 static inline void *shared_pool(void)
 {
 	static __thread void *pool;
+	static __thread int uses;
 	struct memory_properties of = shared_by_descriptor(true);
 
+	if (pools_end && uses++ % 4 == 0 && pool) {
+		SAME(cuMemPoolDestroy(pool), 0);
+		pool = NULL;
+	}
 	if (!pool)
 		SAME(cuMemPoolCreate(&pool, &of), 0);
 	return pool;

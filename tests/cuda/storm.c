@@ -12,6 +12,8 @@
  * storm ROUNDS shared, unshared, kinds: the kind of each is drawn, of those that other processes can open; that they cannot;
  * and of all, the host's too (kinds.h).
  *
+ * storm ROUNDS pool, ends: all are of one pool; and of pools that are destroyed while allocations of them are left.
+ *
  * storm ROUNDS long: each is of a pool, and so long that drivers fail to import it.
  *
  * storm ROUNDS apart: each process sees another device as its first.
@@ -44,7 +46,7 @@ struct slot {
 struct draw { const char *name; int from, to; };
 static const struct draw draws[] = {
 	{ "pools", LEGACY, KINDS }, { "shared", LEGACY, POOL }, { "unshared", UNSHARED, DEFAULT_POOL }, { "kinds", LEGACY, PLAIN },
-	{ "long", POOL, POOL },
+	{ "pool", POOL, POOL }, { "ends", POOL, POOL }, { "long", POOL, POOL },
 	{ 0 },
 };
 
@@ -193,7 +195,8 @@ int main(int argc, char **argv)
 		CHECK(survivors != MAP_FAILED);
 		return !run_story(allocate_and_exchange, false, 60) && *survivors == 1 ? 0 : 1;
 	}
-	if (draw && draw->from == POOL)
+	pools_end = draw && !strcmp(draw->name, "ends");
+	if (draw && !strcmp(draw->name, "long"))
 		of_pool_least = 6ul << 30;
 	return run_story(allocate_and_exchange, false, 60) ? 0 : 1;
 }

@@ -20,7 +20,8 @@
 //!    asked for when it was made; what is mapped at an address has a BUFFER_ID of its own, the range of
 //!    its whole reservation, and a copy may go on in its neighbour;
 //! 8. a context takes its streams, events and memory with it, and the next primary one of the device has its handle;
-//! 9. a pointer of a pool is exported only after the pool was.
+//! 9. a pointer of a pool is exported only after the pool was; a pool that is destroyed lasts as long as allocations of it, and
+//!    then another one gets its handle.
 //!
 //! **The verifier.** What no driver checks writes one line and aborts the process: see [`verify`].
 //!

@@ -48,8 +48,8 @@ pub(crate) struct Physical {
 pub(crate) struct Pool {
     /// What names it to other processes.
     pub(crate) file: OwnedFd,
-    /// The process that made it.
-    pub(crate) owner: u32,
+    /// The process that made it, and its number there.
+    pub(crate) owner: (u32, u64),
     pub(crate) types: u32,
     pub(crate) ordinal: i32,
     /// Its descriptor was asked for, which must precede the export of pointers.
@@ -145,6 +145,11 @@ impl Allocation {
             Kind::Device(mapping) => Some((mapping.fd(), mapping.len())),
             _ => None,
         }
+    }
+
+    /// The number of its pool; 0: none.
+    pub(crate) fn number_of_pool(&self) -> u64 {
+        if let Kind::Pool(_, Some((_, pool))) = &self.kind { pool.owner.1 } else { 0 }
     }
 
     /// The same for what is of a pool that was exported.

@@ -43,6 +43,8 @@ pub(crate) struct Handle {
     pub(crate) id: u64,
     /// The number of its device among all of the machine.
     pub(crate) device: u64,
+    /// The number of its pool in its process; 0: none.
+    pub(crate) pool: u64,
 }
 
 const MAGIC: u64 = u64::from_le_bytes(*b"fakecuda");
@@ -305,7 +307,8 @@ impl Model {
         let (fd, len) = how(allocation).ok_or(INVALID_VALUE)?;
         let (pid, len, id) = (std::process::id(), len as u64, allocation.id);
         let device = Settings::get().number_of(allocation.ordinal);
-        Ok(Handle { magic: MAGIC, pid, fd, len, id, device })
+        let pool = allocation.number_of_pool();
+        Ok(Handle { magic: MAGIC, pid, fd, len, id, device, pool })
     }
 
     /// The memory that a handle names. Failures: 400, 1.

@@ -2,16 +2,16 @@
 
 use crate::memory::{Allocation, Kind, POSIX_FD, Physical, Pool};
 use crate::model::{
-    Answer, Handle, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, Model, NOT_SUPPORTED,
-    OUT_OF_MEMORY,
+    Answer, Handle, INVALID_CONTEXT, INVALID_VALUE, Model, NOT_SUPPORTED, OUT_OF_MEMORY,
 };
 use crate::sys::{self, Mapping};
 use crate::verify::violation;
 use std::collections::HashMap;
-use std::io::{Read, Seek, Write};
+use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 /// cuMemCreate takes multiples of this, bytes.
 pub(crate) const GRANULARITY: usize = 2 << 20;
@@ -23,6 +23,8 @@ const POOL_IMPORT_MAX: u64 = 5248 << 20;
 pub(crate) struct Shared {
     physical: HashMap<usize, Arc<Physical>>,
     pools: HashMap<usize, Arc<Pool>>,
+    /// Those that were destroyed, with their handles, which others get when nothing of them is left.
+    ended: Vec<(usize, Weak<Pool>)>,
     /// The reservations by their begin, with their lengths.
     reserved: HashMap<usize, usize>,
 }
@@ -145,14 +147,20 @@ impl Model {
     pub(crate) fn create_pool(&mut self, types: u32, device: i32) -> Answer<usize> {
         let ordinal = self.device(device)?;
         let file = sys::file(0).ok_or(OUT_OF_MEMORY)?;
-        let owner = std::process::id();
+        let owner = (std::process::id(), self.fresh() as u64);
         let mut writer = std::fs::File::from(file.try_clone().map_err(|_| OUT_OF_MEMORY)?);
-        writer.write_all(&owner.to_ne_bytes()).map_err(|_| OUT_OF_MEMORY)?;
+        let words = [u64::from(owner.0).to_ne_bytes(), owner.1.to_ne_bytes()].concat();
+        writer.write_all(&words).map_err(|_| OUT_OF_MEMORY)?;
         Ok(self.keep_pool(Pool { file, owner, types, ordinal, exported: AtomicBool::new(false) }))
     }
 
     fn keep_pool(&mut self, pool: Pool) -> usize {
-        let handle = self.fresh() + 0x1000;
+        let is_free = |(_, pool): &(usize, Weak<Pool>)| pool.strong_count() == 0;
+        let free = self.shared.ended.iter().position(is_free);
+        let handle = match free {
+            Some(at) => self.shared.ended.swap_remove(at).0,
+            None => self.fresh() + 0x1000,
+        };
         self.shared.pools.insert(handle, Arc::new(pool));
         handle
     }
@@ -163,12 +171,14 @@ impl Model {
 
     /// Allocations from it stay.
     pub(crate) fn destroy_pool(&mut self, handle: usize) -> Answer {
-        self.shared.pools.remove(&handle).map(|_| ()).ok_or(INVALID_VALUE)
+        let pool = self.shared.pools.remove(&handle).ok_or(INVALID_VALUE)?;
+        self.shared.ended.push((handle, Arc::downgrade(&pool)));
+        Ok(())
     }
 
     pub(crate) fn export_pool(&self, handle: usize) -> Answer<OwnedFd> {
         let pool = self.pool(handle)?;
-        if pool.types & POSIX_FD == 0 || pool.owner != std::process::id() {
+        if pool.types & POSIX_FD == 0 || pool.owner.0 != std::process::id() {
             return Err(INVALID_VALUE);
         }
         pool.exported.store(true, Ordering::Relaxed);
@@ -176,10 +186,11 @@ impl Model {
     }
 
     pub(crate) fn import_pool(&mut self, file: OwnedFd) -> Answer<usize> {
-        let mut owner = [0; 4];
-        let mut reader = std::fs::File::from(file.try_clone().map_err(|_| OUT_OF_MEMORY)?);
-        reader.rewind().and_then(|()| reader.read_exact(&mut owner)).map_err(|_| INVALID_VALUE)?;
-        let owner = u32::from_ne_bytes(owner);
+        let mut words = [[0; 8]; 2];
+        let reader = std::fs::File::from(file.try_clone().map_err(|_| OUT_OF_MEMORY)?);
+        reader.read_exact_at(words.as_flattened_mut(), 0).map_err(|_| INVALID_VALUE)?;
+        let [process, number] = words.map(u64::from_ne_bytes);
+        let owner = (process as u32, number);
         let ordinal = self.context().map_or(0, |(_, ordinal)| ordinal);
         let exported = AtomicBool::new(false);
         Ok(self.keep_pool(Pool { file, owner, types: POSIX_FD, ordinal, exported }))
@@ -189,7 +200,7 @@ impl Model {
     pub(crate) fn allocate_in_pool(&mut self, len: usize, handle: usize) -> Answer<usize> {
         let (_, ordinal) = self.context()?;
         let pool = if handle == 0 { None } else { Some((handle, Arc::clone(self.pool(handle)?))) };
-        if pool.as_ref().is_some_and(|(_, pool)| pool.owner != std::process::id()) {
+        if pool.as_ref().is_some_and(|(_, pool)| pool.owner.0 != std::process::id()) {
             return Err(INVALID_VALUE);
         }
         let ordinal = pool.as_ref().map_or(ordinal, |(_, pool)| pool.ordinal);
@@ -205,8 +216,8 @@ impl Model {
     pub(crate) fn import_of_pool(&mut self, handle: usize, what: &Handle) -> Answer<usize> {
         self.context().map_err(|_| INVALID_CONTEXT)?;
         let pool = self.pool(handle)?;
-        if pool.owner != what.pid {
-            return Err(INVALID_HANDLE);
+        if pool.owner != (what.pid, what.pool) {
+            violation("a pointer is imported from another pool than its own");
         }
         if what.len > POOL_IMPORT_MAX {
             violation("an allocation of a pool is imported that is longer than a driver survives");

@@ -8,7 +8,7 @@
 //! 3. to use a stream or an event after its destruction, or that of its context, and to ask for the id of a context that has
 //!    ended;
 //! 4. to free memory of a pool before all processes that have imported it have freed that;
-//! 5. to import an allocation of a pool at which a driver crashes, for its length;
+//! 5. to import an allocation of a pool at which a driver crashes, for its length, or from another pool than its own;
 //! 6. to call from inside a forked child with an object of the parent: such a call answers 3, and is no violation.
 
 use std::io::Write;

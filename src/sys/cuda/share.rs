@@ -31,36 +31,55 @@ pub(crate) enum Kind {
     Pool,
 }
 
-/// A part of an allocation, as its owner publishes it for an import.
-#[derive(Debug)]
-pub(crate) struct Part {
+/// How an allocation is opened, as its owner publishes it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Exported {
     pub(crate) kind: Kind,
+    /// Empty for what is opened by its descriptor alone.
     pub(crate) handle: IpcHandle,
-    /// `None` for a handle.
-    pub(crate) fd: Option<OwnedFd>,
-    /// Bytes.
-    pub(crate) len: usize,
+    /// The handle of its pool in this process; 0: it is of none.
+    pub(crate) pool: u64,
 }
 
-/// An allocation of another process that this one has opened.
+/// What another process has to open.
+#[derive(Debug)]
+pub(crate) enum Part {
+    Handle(IpcHandle),
+    /// By its descriptor.
+    Mapped(OwnedFd),
+    /// A pool, by its descriptor: there are no bytes to access.
+    Pool(OwnedFd),
+    /// An allocation of a pool that is open: the handle of the pool in this process, and the exported pointer.
+    OfPool(u64, IpcHandle),
+}
+
+/// What of another process this one has opened.
 #[derive(Debug)]
 pub(crate) struct Import {
-    kind: Kind,
+    sort: Sort,
     context: Context,
     start: u64,
     len: usize,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Sort {
+    Handle,
+    Mapped,
+    Pool,
+    OfPool,
+}
+
 impl Import {
-    pub(crate) fn kind(&self) -> Kind {
-        self.kind
+    pub(crate) fn is_by_handle(&self) -> bool {
+        self.sort == Sort::Handle
     }
 
     pub(crate) fn context(&self) -> Context {
         self.context
     }
 
-    /// Where it begins in this process.
+    /// Where it begins in this process; of a pool, its handle.
     pub(crate) fn start(&self) -> u64 {
         self.start
     }
@@ -74,27 +93,32 @@ impl Failure {
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
 }
 
+fn number(fd: &OwnedFd) -> usize {
+    fd.as_raw_fd() as usize
+}
+
 impl Cuda {
     fn sharing(&self) -> Result<&Sharing, Failure> {
         self.sharing.as_ref().ok_or(Failure::NOT_SUPPORTED)
     }
 
-    /// How an allocation is opened; the handle is empty for one that is opened by its descriptor alone.
-    pub(crate) fn export(&self, of: &Allocation) -> Result<(Kind, IpcHandle), Failure> {
+    /// How an allocation is opened.
+    pub(crate) fn export(&self, of: &Allocation) -> Result<Exported, Failure> {
         let mut handle = IpcHandle::default();
         if !of.is_mapped() {
             self.within(of.context, || {
                 // SAFETY: a local of the handle's size.
                 done(unsafe { (self.functions.ipc_get)(&mut handle, of.start) })
             })?;
-            return Ok((Kind::Handle, handle));
+            return Ok(Exported { kind: Kind::Handle, handle, pool: 0 });
         }
         // Without an identity a peer could not tell it from what was there before.
         if of.id == 0 {
             return Err(Failure::NOT_SUPPORTED);
         }
-        if self.pool_of(of)? == 0 {
-            return Ok((Kind::Mapped, handle));
+        let pool = self.pool_of(of)?;
+        if pool == 0 {
+            return Ok(Exported { kind: Kind::Mapped, handle, pool });
         }
         if of.len > POOL_MAX {
             return Err(Failure::TOO_LONG);
@@ -106,11 +130,11 @@ impl Cuda {
             // SAFETY: a local of the size of what is exported.
             done(unsafe { (sharing.export_pointer)(&mut handle, of.start) })
         })?;
-        Ok((Kind::Pool, handle))
+        Ok(Exported { kind: Kind::Pool, handle, pool })
     }
 
     /// The pool of an allocation without a context; 0: it is of none. Failure: it has no descriptors.
-    fn pool_of(&self, of: &Allocation) -> Result<u64, Failure> {
+    pub(crate) fn pool_of(&self, of: &Allocation) -> Result<u64, Failure> {
         let (mut allowed, mut pool) = (0_u64, 0_u64);
         // ALLOWED_HANDLE_TYPES, MEMPOOL_HANDLE.
         let mut which = [14, 17];
@@ -143,21 +167,32 @@ impl Cuda {
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// Opens an allocation of another process in a context.
-    pub(crate) fn import(&self, context: Context, part: &Part) -> Result<Import, Failure> {
-        let Part { kind, handle, fd, len } = part;
-        let fd = fd.as_ref().map_or(usize::MAX, |fd| fd.as_raw_fd() as usize);
-        let mut start = 0;
-        self.within(context.handle(), || match kind {
-            Kind::Handle => {
-                // SAFETY: a local; the driver checks the handle.
-                done(unsafe { (self.functions.ipc_open)(&mut start, *handle, PEER_ACCESS) })
-            }
-            Kind::Mapped => self.map(fd, *len).map(|at| start = at),
-            Kind::Pool if *len > POOL_MAX => Err(Failure::TOO_LONG),
-            Kind::Pool => self.import_of_pool(fd, handle).map(|at| start = at),
+    /// Opens a part of another process, of `len` bytes, in a context.
+    pub(crate) fn import(
+        &self,
+        context: Context,
+        part: &Part,
+        len: usize,
+    ) -> Result<Import, Failure> {
+        let (sort, start) = self.within(context.handle(), || {
+            let mut start = 0;
+            Ok(match part {
+                Part::Handle(handle) => {
+                    // SAFETY: a local; the driver checks the handle.
+                    done(unsafe { (self.functions.ipc_open)(&mut start, *handle, PEER_ACCESS) })?;
+                    (Sort::Handle, start)
+                }
+                Part::Mapped(fd) => (Sort::Mapped, self.map(number(fd), len)?),
+                Part::Pool(fd) => (Sort::Pool, self.open_pool(number(fd))?),
+                Part::OfPool(..) if len > POOL_MAX => return Err(Failure::TOO_LONG),
+                Part::OfPool(pool, pointer) => {
+                    // SAFETY: a pool that is open, a local, and what its owner exported, which the driver checks.
+                    done(unsafe { (self.sharing()?.import_pointer)(&mut start, *pool, pointer) })?;
+                    (Sort::OfPool, start)
+                }
+            })
         })?;
-        Ok(Import { kind: *kind, context, start, len: *len })
+        Ok(Import { sort, context, start, len })
     }
 
     /// Maps memory of another process, in the current context.
@@ -183,33 +218,33 @@ impl Cuda {
         }
     }
 
-    /// Imports what another process has of a pool of its own, in the current context.
-    fn import_of_pool(&self, fd: usize, pointer: &IpcHandle) -> Result<u64, Failure> {
+    /// Opens a pool of another process, for the device of the current context.
+    fn open_pool(&self, fd: usize) -> Result<u64, Failure> {
         let sharing = self.sharing()?;
         let access = Access::of(self.device()?);
-        let (mut pool, mut at) = (0, 0);
-        // SAFETY: a descriptor of this process, and what its owner exported: the driver checks both. A pool that is destroyed
-        // lasts as long as what is of it.
+        let mut pool = 0;
+        // SAFETY: a descriptor of this process, which the driver checks; locals.
         unsafe {
             done((sharing.import_pool)(&mut pool, fd, POSIX_FD, 0))?;
-            let open = done((sharing.pool_access)(pool, &access, 1))
-                .and_then(|()| done((sharing.import_pointer)(&mut at, pool, pointer)));
-            (sharing.destroy_pool)(pool);
-            open.map(|()| at)
+            let open = done((sharing.pool_access)(pool, &access, 1));
+            open.inspect_err(|_| _ = (sharing.destroy_pool)(pool))?;
         }
+        Ok(pool)
     }
 
     /// Closes it again. All copies from it have ended.
     pub(crate) fn close(&self, import: &Import) -> Result<(), Failure> {
-        let Import { kind, context, start, len } = *import;
+        let Import { sort, context, start, len } = *import;
         self.within(context.handle(), || {
             // SAFETY: what `import` got, and closed once.
             unsafe {
-                match kind {
-                    Kind::Handle => done((self.functions.ipc_close)(start)),
+                match sort {
+                    Sort::Handle => done((self.functions.ipc_close)(start)),
                     // Freed when the call returns: its owner may free it then.
-                    Kind::Pool => done((self.sharing()?.free)(start)),
-                    Kind::Mapped => {
+                    Sort::OfPool => done((self.sharing()?.free)(start)),
+                    // It lasts as long as what is open of it.
+                    Sort::Pool => done((self.sharing()?.destroy_pool)(start)),
+                    Sort::Mapped => {
                         let sharing = self.sharing()?;
                         done((sharing.unmap)(start, len))?;
                         done((sharing.free_addresses)(start, len))

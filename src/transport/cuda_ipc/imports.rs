@@ -1,5 +1,8 @@
 //! The allocations of other processes that this process has open, which all of its endpoints share: to open one costs as
 //! much as many copies.
+//!
+//! An allocation of a pool is open during accesses only, because its owner must not free it while others have it open. The pool
+//! stays open, so that its owner is asked for a descriptor once.
 
 use super::door::{Answer, Asked};
 use super::published::{Foreign, Place, Record};
@@ -18,6 +21,8 @@ const PATIENCE_NS: u64 = 300_000_000;
 const PAUSE_NS: u64 = 1_000_000;
 /// One that was not used for this time is closed, nanoseconds.
 const UNUSED_NS: u64 = 5_000_000_000;
+/// Pools of one process that are open at most.
+const POOLS_MAX: usize = 4;
 
 /// Why there is none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,8 +39,19 @@ pub(super) enum Refusal {
     Descriptor(Failure),
 }
 
-/// An allocation of another process: where its record is, and its tag.
+/// An allocation of another process: where its record is, and its tag. Or a pool: [`Place::of_pools`], and its number.
 pub(super) type Name = (Place, u64);
+
+/// What is open, and how long.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Sort {
+    /// An allocation, for later accesses too.
+    Memory,
+    /// An allocation of a pool, during accesses.
+    OfPool,
+    /// A pool.
+    Pool,
+}
 
 /// Addresses of an allocation at its owner.
 #[derive(Clone, Copy, Debug)]
@@ -60,8 +76,7 @@ struct Entry<T> {
     open: Arc<T>,
     /// When it was last used, nanoseconds; no two are the same.
     used_ns: u64,
-    /// It stays open when no access uses it. Memory of a pool does not: its owner must not free it before.
-    kept: bool,
+    sort: Sort,
 }
 
 impl<T> Entry<T> {
@@ -100,7 +115,16 @@ pub(super) struct Imports<T> {
     /// For which others were closed, because the driver had something at its addresses.
     in_the_way: Option<Name>,
     /// The descriptors that owners were asked for.
-    asked: Vec<(Name, Asked)>,
+    asked: Vec<Question>,
+}
+
+/// A question for the descriptor of an allocation, or of its pool.
+#[derive(Debug)]
+struct Question {
+    name: Name,
+    /// The number of the pool; 0: none.
+    pool: u64,
+    asked: Asked,
 }
 
 static IMPORTS: PerProcess<Imports<Import>> = PerProcess::new();
@@ -118,49 +142,86 @@ impl Imports<Import> {
         (site, opens): (Site, bool),
         most: usize,
     ) -> Result<Arc<Import>, Refusal> {
-        match self.find(name, site) {
-            Some(open) if open.exists() => return Ok(open),
-            // A context that has ended has closed what was open in it.
-            Some(_) => self.entries.retain(|entry| entry.open.exists()),
-            None => {}
+        if let Some(open) = self.known(name, site) {
+            return Ok(open);
         }
         let (place, tag) = name;
         let record = table.read(place, tag).map_err(Refusal::Record)?;
         let Record { start, len, handle, kind, .. } = record;
-        let fd = match kind {
-            Kind::Handle => None,
-            _ if opens => Some(self.descriptor(name, &record)?),
-            _ => return Err(Refusal::Record(Errno(libc::ESTALE))),
+        if kind != Kind::Handle && !opens {
+            return Err(Refusal::Record(Errno(libc::ESTALE)));
+        }
+        let pool;
+        let (part, sort) = match kind {
+            Kind::Handle => (Part::Handle(handle), Sort::Memory),
+            Kind::Mapped => (Part::Mapped(self.descriptor(name, &record)?), Sort::Memory),
+            Kind::Pool => {
+                pool = self.pool(name, &record, site)?;
+                (Part::OfPool(pool.handle(), handle), Sort::OfPool)
+            }
         };
-        let part = Part { kind, handle, fd, len: len as usize };
-        let kept = kind != Kind::Pool;
-        let added =
-            self.add((name, site, Extent { start, len }, kept), most, || Import::open(site, &part));
+        let what = (name, site, Extent { start, len }, sort);
+        let added = self.add(what, most, || Import::open(site, &part, len as usize));
         added.map_err(|refusal| match refusal {
-            Refusal::Driver(failure) if kind != Kind::Handle => Refusal::Descriptor(failure),
+            Refusal::Driver(failure) if kind != Kind::Handle => {
+                let its_pool = (place.of_pools(), record.pool);
+                self.entries.retain(|entry| entry.name != its_pool);
+                Refusal::Descriptor(failure)
+            }
             refusal => refusal,
         })
     }
 
-    /// The descriptor of an allocation, which its owner is asked for.
+    fn known(&mut self, name: Name, site: Site) -> Option<Arc<Import>> {
+        let found = self.find(name, site)?;
+        if found.exists() {
+            return Some(found);
+        }
+        // A context that has ended has closed what was open in it.
+        self.entries.retain(|entry| entry.open.exists());
+        None
+    }
+
+    /// The pool of an allocation.
+    fn pool(&mut self, name: Name, record: &Record, site: Site) -> Result<Arc<Import>, Refusal> {
+        let its_name = (name.0.of_pools(), record.pool);
+        if let Some(open) = self.known(its_name, site) {
+            return Ok(open);
+        }
+        let part = Part::Pool(self.descriptor(name, record)?);
+        let pool = Arc::new(Import::open(site, &part, 0).map_err(Refusal::Descriptor)?);
+        if record.pool != 0 {
+            self.keep_pool(its_name, site, Arc::clone(&pool));
+        }
+        Ok(pool)
+    }
+
+    /// The descriptor of an allocation, or of its pool, which its owner is asked for. The question may be that of another
+    /// allocation of the pool.
     fn descriptor(&mut self, name: Name, record: &Record) -> Result<OwnedFd, Refusal> {
-        self.asked.retain(|(other, asked)| *other == name || !asked.is_over());
-        let Some(at) = self.asked.iter().position(|(other, _)| *other == name) else {
-            let (place, tag) = name;
+        let ((place, tag), pool) = (name, record.pool);
+        self.asked.retain(|question| question.name == name || !question.asked.is_over());
+        let serves = |question: &Question| {
+            let of_pool = question.name.0.pid() == place.pid() && question.pool == pool;
+            question.name == name || pool != 0 && of_pool
+        };
+        let Some(at) = self.asked.iter().position(serves) else {
             match Asked::new(place.pid(), record.door, place.number(), tag) {
-                Ok(asked) => self.asked.push((name, asked)),
+                Ok(asked) => self.asked.push(Question { name, pool, asked }),
                 Err(errno) if errno.is_shortage() || errno.is_would_block() => {}
                 Err(errno) => return Err(Refusal::Record(errno)),
             }
             return Err(Refusal::NotYet);
         };
-        let answer = self.asked.get(at).map_or(Answer::Lost, |(_, asked)| asked.answer());
-        if !matches!(answer, Answer::NotYet) {
-            self.asked.swap_remove(at);
-        }
-        match answer {
-            Answer::NotYet => Err(Refusal::NotYet),
+        let question = self.asked.swap_remove(at);
+        match question.asked.answer() {
+            Answer::NotYet => {
+                self.asked.push(question);
+                Err(Refusal::NotYet)
+            }
             Answer::Descriptor(fd) => Ok(fd),
+            // The other allocation is freed.
+            _ if question.name != name => Err(Refusal::NotYet),
             Answer::Refused(failure) => Err(Refusal::Descriptor(failure)),
             // The owner may only have been stopped for long.
             Answer::Lost => Err(Refusal::Record(Errno(libc::ESTALE))),
@@ -194,7 +255,7 @@ impl<T> Imports<T> {
 
     fn add(
         &mut self,
-        (name, site, extent, kept): (Name, Site, Extent, bool),
+        (name, site, extent, sort): (Name, Site, Extent, Sort),
         most: usize,
         mut open: impl FnMut() -> Result<T, Failure>,
     ) -> Result<Arc<T>, Refusal> {
@@ -205,7 +266,8 @@ impl<T> Imports<T> {
         if let Some(old) = self.closing.iter().find(overlaps).map(|old| old.number) {
             return Err(self.wait(old));
         }
-        if self.entries.len() + self.closing.len() >= most.max(1) {
+        let memory = self.entries.iter().filter(|entry| entry.sort != Sort::Pool);
+        if memory.count() + self.closing.len() >= most.max(1) {
             if self.closing.is_empty() {
                 self.close_oldest();
             }
@@ -225,11 +287,24 @@ impl<T> Imports<T> {
         }
         self.in_the_way = self.in_the_way.filter(|other| *other != name || opened.is_err());
         let open = Arc::new(opened.map_err(Refusal::Driver)?);
-        let (kept_by_others, used_ns) = (Arc::clone(&open), self.now_ns);
-        self.entries.push(Entry { name, site, extent, open: kept_by_others, used_ns, kept });
+        self.keep((name, site, extent, sort), Arc::clone(&open));
         // The closer looks from now on how long it is unused.
         self.wake();
         Ok(open)
+    }
+
+    fn keep(&mut self, (name, site, extent, sort): (Name, Site, Extent, Sort), open: Arc<T>) {
+        self.entries.push(Entry { name, site, extent, open, used_ns: self.now_ns, sort });
+    }
+
+    /// Keeps a pool. The one of its process that was not used for longest gives way, at once: that waits for nothing.
+    fn keep_pool(&mut self, name: Name, site: Site, open: Arc<T>) {
+        let is = |entry: &Entry<T>| entry.sort == Sort::Pool && entry.pid() == name.0.pid();
+        let used: Vec<_> =
+            self.entries.iter().filter(|entry| is(entry)).map(|entry| entry.used_ns).collect();
+        let oldest = used.iter().min().filter(|_| used.len() >= POOLS_MAX);
+        self.entries.retain(|entry| Some(&entry.used_ns) != oldest);
+        self.keep((name, site, Extent { start: 0, len: 0 }, Sort::Pool), open);
     }
 
     /// The answer to an access that has to wait for the end of one, and of that which the closer is at.
@@ -282,8 +357,8 @@ impl<T> Imports<T> {
     }
 
     fn close_oldest(&mut self) {
-        let idle = self.entries.iter().filter(|entry| entry.is_idle());
-        let oldest = idle.map(|entry| entry.used_ns).min();
+        let can = |entry: &&Entry<T>| entry.is_idle() && entry.sort != Sort::Pool;
+        let oldest = self.entries.iter().filter(can).map(|entry| entry.used_ns).min();
         self.close(|entry| Some(entry.used_ns) == oldest);
     }
 
@@ -292,9 +367,9 @@ impl<T> Imports<T> {
         self.close(Entry::is_idle);
     }
 
-    /// Closes those that no access uses, and that are not kept: before the owner learns that an access has ended.
+    /// Closes those of pools that no access uses: before the owner learns that an access has ended.
     pub(super) fn release(&mut self) {
-        self.entries.retain(|entry| entry.kept || !entry.is_idle());
+        self.entries.retain(|entry| entry.sort != Sort::OfPool || !entry.is_idle());
         if !self.closing.is_empty() {
             self.wake();
         }
@@ -325,7 +400,7 @@ impl<T> Imports<T> {
 
     /// Closes those of a process that are idle: an endpoint of it, or of one that had its id, has departed.
     pub(super) fn forget(&mut self, pid: i32) {
-        self.asked.retain(|((place, _), _)| place.pid() != pid);
+        self.asked.retain(|question| question.name.0.pid() != pid);
         self.close(|entry| entry.pid() == pid && entry.is_idle());
     }
 }
@@ -386,8 +461,8 @@ mod tests {
         if let Some(open) = imports.find(name, DOUBLE) {
             return Ok(open);
         }
-        let kept = name.1 % 10 != 9;
-        imports.add((name, DOUBLE, Extent { start, len: 100 }, kept), most, || {
+        let sort = if name.1 % 10 == 9 { Sort::OfPool } else { Sort::Memory };
+        imports.add((name, DOUBLE, Extent { start, len: 100 }, sort), most, || {
             assert!(driver.borrow_mut().insert(name.1), "opened twice");
             Ok(Mapping(driver, name.1))
         })
@@ -408,6 +483,32 @@ mod tests {
         imports.forget(2);
         close_all(&mut imports);
         assert_eq!(driver.borrow().len(), 2);
+        imports.forget(1);
+        close_all(&mut imports);
+        assert!(driver.borrow().is_empty());
+    }
+
+    fn keep_pool<T>(imports: &mut Imports<T>, name: Name, pool: T) {
+        imports.keep_pool(name, DOUBLE, Arc::new(pool));
+    }
+
+    #[test]
+    fn pools_stay_open_beside_allocations_and_the_oldest_gives_way_at_once() {
+        let driver: RefCell<HashSet<u64>> = RefCell::default();
+        let mut imports = Imports::default();
+        for number in [101, 102, 103, 104, 101, 105] {
+            let name = (Place(1 << 32).of_pools(), number);
+            if imports.find(name, DOUBLE).is_none() {
+                driver.borrow_mut().insert(number);
+                keep_pool(&mut imports, name, Mapping(&driver, number));
+            }
+        }
+        assert_eq!(*driver.borrow(), HashSet::from([101, 103, 104, 105]));
+        // They count among none, and give way to none.
+        for tag in [1, 2] {
+            open(&mut imports, &driver, (name(1, tag), tag * 1000), 1).unwrap();
+        }
+        assert_eq!(*driver.borrow(), HashSet::from([101, 103, 104, 105, 2]));
         imports.forget(1);
         close_all(&mut imports);
         assert!(driver.borrow().is_empty());
@@ -468,7 +569,7 @@ mod tests {
             drop(held);
             held = imports.lock().unwrap();
         }
-        let what = (name(1, 1), DOUBLE, Extent { start: 0, len: 1 }, true);
+        let what = (name(1, 1), DOUBLE, Extent { start: 0, len: 1 }, Sort::Memory);
         held.0.add(what, 9, || Ok(())).unwrap();
         drop(held);
         assert!(!closer.join().unwrap());
@@ -520,7 +621,7 @@ mod tests {
         open(&mut imports, &driver, (name(1, 1), 0), 9).unwrap();
         let extent = Extent { start: 0, len: 1 };
         let answers = [Err(ALREADY_MAPPED), Ok(())].map(|answer: Result<(), _>| {
-            let opened = imports.add((name(2, 2), DOUBLE, extent, true), 9, || {
+            let opened = imports.add((name(2, 2), DOUBLE, extent, Sort::Memory), 9, || {
                 answer.map(|()| {
                     driver.borrow_mut().insert(2);
                     Mapping(&driver, 2)
@@ -535,11 +636,11 @@ mod tests {
         driver.borrow_mut().insert(5);
         let held = imports.find(name(2, 2), DOUBLE);
         let at_once =
-            imports.add((name(5, 5), DOUBLE, extent, true), 9, || answers.next().unwrap());
+            imports.add((name(5, 5), DOUBLE, extent, Sort::Memory), 9, || answers.next().unwrap());
         assert!(at_once.is_ok() && held.is_some(), "nothing can be closed");
         drop((at_once, held));
         let still = [(); 3].map(|()| {
-            let what = (name(4, 4), DOUBLE, extent, true);
+            let what = (name(4, 4), DOUBLE, extent, Sort::Memory);
             let opened = imports.add(what, 9, || Err(ALREADY_MAPPED)).map(drop);
             close_all(&mut imports);
             opened
@@ -547,7 +648,7 @@ mod tests {
         let refused = Err(Refusal::Driver(ALREADY_MAPPED));
         assert_eq!(still, [Err(Refusal::NotYet), refused, refused]);
         let refused =
-            imports.add((name(3, 3), DOUBLE, Extent { start: 0, len: 1 }, true), 9, || {
+            imports.add((name(3, 3), DOUBLE, Extent { start: 0, len: 1 }, Sort::Memory), 9, || {
                 Err(Failure(217))
             });
         assert_eq!(refused.err(), Some(Refusal::Driver(Failure(217))));

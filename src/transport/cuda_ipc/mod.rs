@@ -13,7 +13,7 @@
 //! and one line says why.
 //!
 //! An allocation stays open for later accesses, but not one of a pool: its owner must not free it before all others have, and
-//! learns only of the end of an access. Its descriptor is asked for anew by each message.
+//! learns only of the end of an access. The pool stays open, as long as its owner can tell that it is the same one.
 //!
 //! Not run on a GPU; on a double only.
 

@@ -5,7 +5,7 @@
 
 use super::permits::{self, Permit};
 use crate::sys::Errno;
-use crate::sys::cuda::{Allocation, Cuda, Failure, IpcHandle, Kind};
+use crate::sys::cuda::{Allocation, Cuda, Exported, Failure, IpcHandle, Kind};
 use crate::sys::process::{self, random_u64};
 use crate::sys::shared_memory::{self, SharedMemory};
 use std::os::fd::OwnedFd;
@@ -17,12 +17,14 @@ const LABEL: &str = "udrv-cuda";
 /// Allocations that a process publishes at a time. A key whose record was replaced serves those who have it open.
 const RECORDS: usize = 256;
 /// Words of a record: its tag; where the allocation begins at its owner, and its length, bytes; the handle; the tag again;
-/// its kind; the door where its descriptor is had; the place and tag of the allocation behind it.
+/// its kind; the door where its descriptor is had; the place and tag of the allocation behind it, or 0 and the number of its pool.
 const WORDS: usize = 16;
 /// The second of its tags.
 const AGAIN: usize = 11;
 /// From one record to the next, bytes.
 const STRIDE: usize = WORDS * size_of::<u64>();
+/// Allocations that are remembered for their pools.
+const OF_POOLS_MAX: usize = 16;
 /// Allocations of one message or region.
 pub(super) const PARTS_MAX: usize = 64;
 /// Behind the records are the permits.
@@ -39,6 +41,20 @@ struct Table {
     next: Mutex<usize>,
     /// The numbers of the permits that nobody has.
     free: Mutex<Vec<u8>>,
+    /// The newest last.
+    of_pools: Mutex<Vec<OfPool>>,
+}
+
+/// An allocation that tells which pool a handle of the driver is. The driver may give the handle to another pool, but not while
+/// allocations of the first one are left (cuMemPoolDestroy).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct OfPool {
+    handle: u64,
+    /// The number by which other processes know the pool.
+    number: u64,
+    /// Address and BUFFER_ID of the allocation.
+    start: u64,
+    id: u64,
 }
 
 /// Where a record is: a process of this node, and the number of the record.
@@ -60,6 +76,8 @@ pub(super) struct Record {
     pub(super) door: u64,
     /// The allocation that continues it, in messages that go on there.
     pub(super) next: Option<(Place, u64)>,
+    /// The number of its pool; 0: it is of none, or that is not known.
+    pub(super) pool: u64,
 }
 
 const KINDS: [Kind; 3] = [Kind::Handle, Kind::Mapped, Kind::Pool];
@@ -68,15 +86,16 @@ impl Record {
     fn of(words: &[u64; WORDS]) -> Option<Self> {
         let [_, start, len, handle @ .., _, kind, door, place, tag] = *words;
         let kind = *KINDS.get(usize::try_from(kind).ok()?)?;
+        let (pool, tag) = if kind == Kind::Pool { (tag, 0) } else { (0, tag) };
         let next = (tag != 0).then_some((Place(place), tag));
-        Some(Self { start, len, handle: IpcHandle(handle), kind, door, next })
+        Some(Self { start, len, handle: IpcHandle(handle), kind, door, next, pool })
     }
 
     fn words(&self, tag: u64) -> [u64; WORDS] {
-        let Self { start, len, handle: IpcHandle([a, b, c, d, e, f, g, h]), kind, door, next } =
+        let Self { start, len, handle: IpcHandle([a, b, c, d, e, f, g, h]), kind, door, .. } =
             *self;
         let kind = KINDS.iter().position(|known| *known == kind).unwrap_or(0) as u64;
-        let (Place(place), then) = next.unwrap_or((Place(0), 0));
+        let (Place(place), then) = self.next.unwrap_or((Place(0), self.pool));
         [tag, start, len, a, b, c, d, e, f, g, h, tag, kind, door, place, then]
     }
 }
@@ -100,6 +119,11 @@ impl Place {
 
     pub(super) fn pid(self) -> i32 {
         (self.0 >> PID_SHIFT) as i32
+    }
+
+    /// Where the pools of its process are said to be: no record is there.
+    pub(super) fn of_pools(self) -> Self {
+        Self(self.0 | u64::from(u32::MAX))
     }
 
     pub(super) fn number(self) -> usize {
@@ -188,7 +212,16 @@ pub(super) fn publish(
     // Each names the one behind it.
     for found in all.iter().rev() {
         let tag = tag_of(found.id);
-        next = Some((publish_as(tag, found, (door, next), || cuda.export(found))?, tag));
+        let export = || {
+            let exported = cuda.export(found)?;
+            let pool = table().filter(|_| exported.pool != 0);
+            let number = pool.map_or(0, |table| {
+                let is_there = |of: &OfPool| is_there(cuda, of);
+                number_of(&mut locked(&table.of_pools), exported.pool, found, is_there)
+            });
+            Ok(Exported { pool: number, ..exported })
+        };
+        next = Some((publish_as(tag, found, (door, next), export)?, tag));
     }
     let (place, tag) = next.ok_or(NONE)?;
     Ok((place, tag, addr - all.first().map_or(addr, |first| first.start)))
@@ -196,11 +229,39 @@ pub(super) fn publish(
 
 const NONE: Failure = Failure(1);
 
+fn is_there(cuda: &Cuda, of: &OfPool) -> bool {
+    let found = cuda.find(of.start).ok().flatten().filter(|found| found.id == of.id);
+    found.is_some_and(|found| cuda.pool_of(&found) == Ok(of.handle))
+}
+
+/// The number of the pool that has a handle and `found`: a new one, unless an earlier allocation of it is left.
+fn number_of(
+    known: &mut Vec<OfPool>,
+    handle: u64,
+    found: &Allocation,
+    is_there: impl Fn(&OfPool) -> bool,
+) -> u64 {
+    let mut number = None;
+    while let Some(at) = known.iter().rposition(|of| of.handle == handle && number.is_none()) {
+        let of = known.get(at).copied().filter(|of| is_there(of));
+        number = of.map(|of| of.number);
+        if of.is_none() {
+            known.remove(at);
+        }
+    }
+    let number = number.unwrap_or_else(|| random_u64().max(1));
+    if known.len() >= OF_POOLS_MAX {
+        known.remove(0);
+    }
+    known.push(OfPool { handle, number, start: found.start, id: found.id });
+    number
+}
+
 fn publish_as(
     tag: u64,
     found: &Allocation,
     (door, next): (u64, Option<(Place, u64)>),
-    export: impl FnOnce() -> Result<(Kind, IpcHandle), Failure>,
+    export: impl FnOnce() -> Result<Exported, Failure>,
 ) -> Result<Place, Failure> {
     let table = table().ok_or(NONE)?;
     let mut turn = locked(&table.next);
@@ -209,8 +270,8 @@ fn publish_as(
     let mut record = match known.and_then(|number| slot(number).read(tag)) {
         Some(record) => record,
         None => {
-            let (kind, handle) = export()?;
-            Record { start: found.start, len: found.len as u64, handle, kind, door: 0, next: None }
+            let (Exported { kind, handle, pool }, len) = (export()?, found.len as u64);
+            Record { start: found.start, len, handle, kind, door: 0, next: None, pool }
         }
     };
     let door = if record.kind == Kind::Handle { 0 } else { door };
@@ -249,7 +310,7 @@ fn table() -> Option<&'static Table> {
     let made = || {
         let (memory, fd) = SharedMemory::create_labelled(LABEL, LEN).ok()?;
         let free = Mutex::new((0..permits::COUNT).map(|number| number as u8).collect());
-        Some(Table { memory, _fd: fd, next: Mutex::new(0), free })
+        Some(Table { memory, _fd: fd, next: Mutex::new(0), free, of_pools: Mutex::default() })
     };
     TABLE.get_or_init(made).as_ref()
 }
@@ -303,13 +364,14 @@ mod tests {
         let tags = [tag_of(1), tag_of(2)];
         let publish = |tag: u64, start: u64| {
             let found = Allocation::test(start, 4096);
-            publish_as(tag, &found, (0, None), || Ok((Kind::Handle, handle))).unwrap()
+            let exported = Exported { kind: Kind::Handle, handle, pool: 0 };
+            publish_as(tag, &found, (0, None), || Ok(exported)).unwrap()
         };
         let [one, other] = [publish(tags[0], 100), publish(tags[1], 200)];
         let table = Foreign::find(process::pid()).unwrap();
         assert_eq!(one.pid(), process::pid());
-        let (kind, door, next) = (Kind::Handle, 0, None);
-        let record = Record { start: 100, len: 4096, handle, kind, door, next };
+        let (kind, door, next, pool) = (Kind::Handle, 0, None, 0);
+        let record = Record { start: 100, len: 4096, handle, kind, door, next, pool };
         assert_eq!(table.read(one, tags[0]), Ok(record));
         assert_eq!(table.read(other, tags[1]).map(|record| record.start), Ok(200));
         assert_eq!(
@@ -325,12 +387,43 @@ mod tests {
         assert_eq!(table.read(one, tags[0]), Err(Errno(libc::ESTALE)));
     }
 
+    fn exported(kind: Kind, pool: u64) -> Exported {
+        Exported { kind, handle: IpcHandle::default(), pool }
+    }
+
+    #[test]
+    fn a_record_names_its_pool() {
+        let found = Allocation::test(61, 4096);
+        let tag = tag_of(61);
+        let place = publish_as(tag, &found, (7, None), || Ok(exported(Kind::Pool, 99))).unwrap();
+        let record = Foreign::find(process::pid()).unwrap().read(place, tag).unwrap();
+        assert_eq!((record.kind, record.pool, record.next), (Kind::Pool, 99, None));
+        assert!(place.of_pools().pid() == place.pid() && place.of_pools() != place);
+    }
+
+    #[test]
+    fn a_handle_names_the_pool_of_an_allocation_that_is_left() {
+        let mut known = Vec::new();
+        let mut number = |start: u64, handle: u64, left: &[u64]| {
+            let found = Allocation::test(start, 1);
+            number_of(&mut known, handle, &found, |of| left.contains(&of.start))
+        };
+        let first = number(1, 5, &[]);
+        assert_eq!([number(2, 5, &[1]), number(3, 5, &[2])], [first; 2]);
+        assert_ne!(number(4, 6, &[1, 2, 3]), first, "another pool");
+        assert_eq!(number(7, 5, &[1]), first, "1 is left");
+        let second = number(8, 5, &[4]);
+        assert_ne!(second, first, "it may have ended, and the handle be another one's");
+        assert_eq!(number(9, 5, &[1, 2, 8]), second);
+        (10..100).for_each(|start| assert_eq!(number(start, 5, &[start - 1]), second));
+        assert!(known.len() <= OF_POOLS_MAX);
+    }
+
     #[test]
     fn a_record_names_what_continues_it() {
         let publish = |tag: u64, door: u64, next: Option<(Place, u64)>| {
             let found = Allocation::test(tag, 4096);
-            let export = || Ok((Kind::Mapped, IpcHandle::default()));
-            publish_as(tag, &found, (door, next), export).unwrap()
+            publish_as(tag, &found, (door, next), || Ok(exported(Kind::Mapped, 0))).unwrap()
         };
         let tags = [51, 52, 53].map(tag_of);
         let [second, third] = [1, 2].map(|at: usize| publish(tags[at], 7, None));
@@ -369,7 +462,7 @@ mod tests {
         let refused = || Err(Failure(801));
         assert_eq!(publish_as(tag_of(99), &found, (0, None), refused), Err(Failure(801)));
         // Nor is memory whose descriptor nobody could ask for.
-        let mapped = || Ok((Kind::Mapped, IpcHandle::default()));
+        let mapped = || Ok(exported(Kind::Mapped, 0));
         assert_eq!(publish_as(tag_of(99), &found, (0, None), mapped), Err(NONE));
         let memory = &table().unwrap().memory;
         assert!((0..RECORDS).all(|number| !Slot(memory, number).has(tag_of(99))));
