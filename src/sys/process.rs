@@ -311,7 +311,7 @@ pub(super) struct Stat {
 
 /// Whether /proc has the numbers of this process's pid namespace (pid_namespaces(7)). A container may have that of the host,
 /// where a number is that of another process.
-fn proc_is_ours() -> bool {
+pub(crate) fn proc_is_ours() -> bool {
     #[cfg(test)]
     if FOREIGN_PROC.get() {
         return false;

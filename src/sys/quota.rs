@@ -1,6 +1,7 @@
 //! The share of the processors that a control group leaves to its processes (cgroups(7)): a container with the time of two
 //! processors on a machine of a hundred is as crowded by three processes that poll as a machine of two.
 
+use super::process;
 use std::fs::read_to_string;
 
 /// Where the groups that limit processor time are: of version 2, of version 1, and of version 2 beside version 1.
@@ -30,7 +31,9 @@ impl Quota {
 
     /// Whether process `pid` is in the same group.
     pub(crate) fn holds(&self, pid: i32) -> bool {
-        pid > 0 && read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|all| all == self.groups)
+        pid > 0
+            && process::proc_is_ours()
+            && read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|all| all == self.groups)
     }
 }
 

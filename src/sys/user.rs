@@ -70,7 +70,9 @@ fn shares_names(pid: i32) -> bool {
         let name = std::fs::metadata(format!("/proc/{process}/ns/user")).ok()?;
         Some((name.dev(), name.ino()))
     };
-    pid > 0 && inode("self").is_some_and(|ours| inode(&pid.to_string()) == Some(ours))
+    pid > 0
+        && process::proc_is_ours()
+        && inode("self").is_some_and(|ours| inode(&pid.to_string()) == Some(ours))
 }
 
 #[cfg(test)]

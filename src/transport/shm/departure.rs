@@ -567,7 +567,7 @@ mod tests {
             }
         }
         let mut a = end(CmaPolicy::Off);
-        let mut others: Vec<End> = (0..100).map(|_| end(CmaPolicy::Off)).collect();
+        let mut others: Vec<End> = (0..50).map(|_| end(CmaPolicy::Off)).collect();
         for other in &mut others {
             other.connect(&a);
             a.turn(&mut Deaf);

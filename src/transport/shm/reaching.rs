@@ -103,8 +103,7 @@ impl Shm {
             true => {
                 let (ranges, n) = local.ranges();
                 let (ranges, way) = (ranges.get(..n).unwrap_or_default(), link.entrance());
-                let proven =
-                    if reads || self.watches.sees(link.pid) { Ok(()) } else { link.prove() };
+                let proven = if reads { Ok(()) } else { link.prove() };
                 tell_when(proven.and_then(|()| match reads {
                     true => way.read(ranges, remote),
                     false => way.write(ranges, remote),
@@ -321,13 +320,11 @@ mod tests {
     fn nothing_is_written_into_the_process_that_has_the_id_of_one_that_ended() {
         let [(mut a, peer), (mut b, back)] = linked(2, CmaPolicy::Auto, None);
         if !a.shm.caps(peer).put {
-            return; // cross-memory attach is forbidden here
+            return eprintln!("skipped: cross-memory attach is forbidden here");
         }
         let (mut mine, mut theirs) = ([1u8; 100], [2u8; 100]);
         let ((local, _), (region, _)) = (list(&mut mine), list(&mut theirs));
         let remote = Remote { key: key(&mut b.shm, back, &region), offset: 0 };
-        // There are too many processes for a descriptor of each.
-        a.shm.watches.replace_all(&a.shm.epoll);
         assert_eq!(a.shm.put(peer, &local, &remote, WRITE), Ok(Access::Moved(100)));
         theirs = [3; 100];
         let link = a.shm.inbound.of_mut(peer).unwrap();

@@ -74,6 +74,13 @@ impl Shm {
                         consumer.pop(|header, payload| handler.on_message(peer, header, payload))
                     {
                     }
+                    if consumer.has_message() {
+                        end = Err(Errno(libc::ENOMEM));
+                        log::limited!(
+                            "cannot map the shared memory of {}, which has ended: some of what it had sent through it is lost",
+                            refused.source
+                        );
+                    }
                 }
                 Segment::Unmapped(Unmapped { errno, .. }) => {
                     log::limited!(

@@ -763,7 +763,9 @@ impl<M: Storage> Consumer<M> {
         let room = unsafe { slot.add(SLOT_HEADER) };
         let SlotHead { len, header_len, kind, seen, .. } = head;
         let mut place = None;
-        let Some(payload) = self.payload(&head, room, &mut place) else { return self.refuse() };
+        let Some(payload) = self.payload(&head, room, &mut place) else {
+            return self.refuse(&head);
+        };
         if header_len > MAX_HEADER {
             return Popped::Malformed;
         }
@@ -815,15 +817,25 @@ impl<M: Storage> Consumer<M> {
         }
     }
 
-    /// The payload of the next message is nowhere.
+    /// The payload of the next message, with this head, is nowhere, or it was not mapped.
     #[cold]
-    fn refuse(&self) -> Popped {
-        if self.memory.whole().is_some() {
+    fn refuse(&mut self, head: &SlotHead) -> Popped {
+        let SlotHead { len, offset, kind, .. } = *head;
+        let exists = match kind {
+            BULK => offset + len <= self.geometry.bulk as usize,
+            PLACED | RETURNED => self.places.as_ref().is_some_and(|[this, other]| {
+                let area = if kind == RETURNED { other } else { this };
+                area.index(offset as u32, len).is_some()
+            }),
+            _ => false,
+        };
+        if !exists {
             return Popped::Malformed;
         }
         log::limited!(
             "the system maps no more memory (vm.max_map_count, or a limit of the control group): messages of a peer of this node wait until it does"
         );
+        self.announce();
         Popped::Empty
     }
 

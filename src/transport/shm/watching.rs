@@ -85,12 +85,6 @@ impl Watches {
         self.list.binary_search_by_key(&pid, |watch| watch.process.pid)
     }
 
-    /// Whether the end of process `pid` shows at once.
-    pub(super) fn sees(&self, pid: i32) -> bool {
-        let watch = self.place(pid).ok().and_then(|at| self.list.get(at));
-        watch.is_some_and(|watch| watch.fd.is_some())
-    }
-
     /// Whether process `pid`, which is watched, has ended.
     pub(super) fn has_ended(&self, pid: i32) -> bool {
         let watch = self.place(pid).ok().and_then(|at| self.list.get(at));

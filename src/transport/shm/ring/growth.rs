@@ -148,6 +148,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::VecDeque;
     use std::os::fd::{AsRawFd, OwnedFd};
+    use std::sync::atomic::Ordering;
 
     const FIRST: usize = SLOTS + SLOTS_STEP as usize * SLOT;
 
@@ -270,6 +271,8 @@ mod tests {
         ALONE.set(true);
         assert_eq!((link.pop(), link.pop(), link.pop()), (Some((8, 1)), None, None));
         assert!(link.rx.has_message());
+        let consumed = link.tx.memory().atomic(0).unwrap().load(Ordering::Relaxed);
+        assert_eq!(consumed, 1, "the sender knows what was consumed");
         ALONE.set(false);
         assert_eq!((link.pop(), link.pop()), (Some((4096, 2)), Some((8, 3))));
     }

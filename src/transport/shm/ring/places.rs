@@ -58,9 +58,16 @@ impl<M: Storage> Area<M> {
     /// The payload buffer that a slot means by `name`, if it exists and `len` bytes fit.
     #[inline]
     pub(super) fn find(&self, name: u32, len: usize) -> Option<(u8, *mut u8)> {
+        let index = self.index(name, len)?;
+        Some((index, self.start(index)?))
+    }
+
+    /// Its index alone.
+    #[inline]
+    pub(super) fn index(&self, name: u32, len: usize) -> Option<u8> {
         let index = name as u8;
         let fits = name >> 8 == self.identity && len <= PLACE_ROOM;
-        Some((index, self.start(index).filter(|_| fits)?))
+        (fits && self.geometry.place(index).is_some()).then_some(index)
     }
 
     /// First byte of payload buffer `index`. `None`: there is no such buffer, or the segment is not mapped as a whole.
