@@ -14,6 +14,9 @@ PROVIDER=${UDRV_TEST_PROVIDER:-udrv}
 # shellcheck disable=SC2034
 MPI4PY_VERSION=4.1.2
 
+# What programs say is read here, in no other language and order.
+export LC_ALL=C.UTF-8
+unset LANGUAGE
 # Everything stays on this machine.
 export FI_TCP_IFACE=${FI_TCP_IFACE:-lo}
 # Debian's libfabric brings psm, which leaves a file where a program that was killed by a signal ran.
@@ -150,7 +153,7 @@ ran_over() { [ "$1" -eq 124 ] || [ "$1" -eq 137 ]; }
 reproducible_rust() {
     local flags words
     read -ra words <<<"${RUSTFLAGS:-}"
-    words+=("--remap-path-prefix=$ROOT=." "--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo")
+    words+=("--remap-path-prefix=$ROOT=." "--remap-path-prefix=${CARGO_HOME:-${HOME:-/root}/.cargo}=/cargo")
     printf -v flags '%s\x1f' "${words[@]}"
     export CARGO_ENCODED_RUSTFLAGS=${flags%$'\x1f'}
 }
