@@ -74,7 +74,7 @@ struct Entry<T> {
     site: Site,
     extent: Extent,
     open: Arc<T>,
-    /// When it was last used, nanoseconds; no two are the same.
+    /// When it was last used, nanoseconds. A pool and memory of it may be used at once, and no other two.
     used_ns: u64,
     sort: Sort,
 }
@@ -97,6 +97,7 @@ struct Closing<T> {
     extent: Extent,
     /// `None`: it is at that.
     open: Option<Arc<T>>,
+    sort: Sort,
     /// How long accesses have waited for its end, nanoseconds.
     waited_ns: u64,
 }
@@ -208,7 +209,11 @@ impl Imports<Import> {
         let Some(at) = self.asked.iter().position(serves) else {
             match Asked::new(place.pid(), record.door, place.number(), tag) {
                 Ok(asked) => self.asked.push(Question { name, pool, asked }),
-                Err(errno) if errno.is_shortage() || errno.is_would_block() => {}
+                Err(errno) if errno.is_would_block() => {}
+                // By the host, this time.
+                Err(errno) if errno.is_shortage() => {
+                    return Err(Refusal::Record(Errno(libc::ESTALE)));
+                }
                 Err(errno) => return Err(Refusal::Record(errno)),
             }
             return Err(Refusal::NotYet);
@@ -303,7 +308,7 @@ impl<T> Imports<T> {
         let used: Vec<_> =
             self.entries.iter().filter(|entry| is(entry)).map(|entry| entry.used_ns).collect();
         let oldest = used.iter().min().filter(|_| used.len() >= POOLS_MAX);
-        self.entries.retain(|entry| Some(&entry.used_ns) != oldest);
+        self.entries.retain(|entry| !(is(entry) && Some(&entry.used_ns) == oldest));
         self.keep((name, site, Extent { start: 0, len: 0 }, Sort::Pool), open);
     }
 
@@ -325,18 +330,20 @@ impl<T> Imports<T> {
         first.map_or(Refusal::NotYet, |first| self.wait(first))
     }
 
-    /// Gives those for which `is` holds to the closer.
+    /// Gives those for which `is` holds to the closer. Memory of pools is closed here, now or by [`Self::release`]: before the
+    /// owner learns that an access has ended.
     fn close(&mut self, is: impl Fn(&Entry<T>) -> bool) {
         let (closing, kept): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.entries).into_iter().partition(is);
         self.entries = kept;
-        for entry in closing {
+        let left = |entry: &Entry<T>| entry.sort != Sort::OfPool || !entry.is_idle();
+        for entry in closing.into_iter().filter(left) {
             self.last += 1;
-            let (number, pid, extent) = (self.last, entry.pid(), entry.extent);
             self.closing.push(Closing {
-                number,
-                pid,
-                extent,
+                number: self.last,
+                pid: entry.pid(),
+                extent: entry.extent,
+                sort: entry.sort,
                 open: Some(entry.open),
                 waited_ns: 0,
             });
@@ -359,7 +366,7 @@ impl<T> Imports<T> {
     fn close_oldest(&mut self) {
         let can = |entry: &&Entry<T>| entry.is_idle() && entry.sort != Sort::Pool;
         let oldest = self.entries.iter().filter(can).map(|entry| entry.used_ns).min();
-        self.close(|entry| Some(entry.used_ns) == oldest);
+        self.close(|entry| can(&entry) && Some(entry.used_ns) == oldest);
     }
 
     /// Gives all that no access uses to the closer.
@@ -370,6 +377,9 @@ impl<T> Imports<T> {
     /// Closes those of pools that no access uses: before the owner learns that an access has ended.
     pub(super) fn release(&mut self) {
         self.entries.retain(|entry| entry.sort != Sort::OfPool || !entry.is_idle());
+        let is_used = |open: &Arc<T>| Arc::strong_count(open) > 1;
+        self.closing
+            .retain(|one| one.sort != Sort::OfPool || one.open.as_ref().is_some_and(is_used));
         if !self.closing.is_empty() {
             self.wake();
         }
@@ -384,7 +394,8 @@ impl<T> Imports<T> {
     /// The next one to be dropped, without the lock, and its number, for which [`Self::closed`] is called then.
     pub(super) fn next_to_close(&mut self) -> Option<(u64, Arc<T>)> {
         let is = |one: &&mut Closing<T>| {
-            one.open.as_ref().is_some_and(|open| Arc::strong_count(open) == 1)
+            one.sort != Sort::OfPool
+                && one.open.as_ref().is_some_and(|open| Arc::strong_count(open) == 1)
         };
         let one = self.closing.iter_mut().find(is)?;
         Some((one.number, one.open.take()?))
@@ -512,6 +523,42 @@ mod tests {
         imports.forget(1);
         close_all(&mut imports);
         assert!(driver.borrow().is_empty());
+    }
+
+    #[test]
+    fn a_pool_that_gives_way_takes_no_memory_with_it() {
+        let driver: RefCell<HashSet<u64>> = RefCell::default();
+        let mut imports = Imports::default();
+        let pool = |number| (Place(1 << 32).of_pools(), number);
+        let held = open(&mut imports, &driver, (name(1, 9), 0), 9).unwrap();
+        // Used at the same time.
+        driver.borrow_mut().insert(101);
+        keep_pool(&mut imports, pool(101), Mapping(&driver, 101));
+        for number in 102..=105 {
+            assert!(imports.find(pool(number), DOUBLE).is_none());
+            driver.borrow_mut().insert(number);
+            keep_pool(&mut imports, pool(number), Mapping(&driver, number));
+        }
+        assert_eq!(*driver.borrow(), HashSet::from([9, 102, 103, 104, 105]));
+        assert!(imports.find(name(1, 9), DOUBLE).is_some());
+        drop((held, imports));
+    }
+
+    #[test]
+    fn memory_of_pools_is_not_left_to_the_closer() {
+        let driver = RefCell::default();
+        let mut imports = Imports::default();
+        let held = open(&mut imports, &driver, (name(1, 9), 0), 9).unwrap();
+        // It is published at another place now.
+        let again = ((Place(1 << 32 | 2), 9), 0);
+        assert!(matches!(open_at_once(&mut imports, &driver, again, 9), Err(Refusal::NotYet)));
+        assert!(imports.next_to_close().is_none());
+        drop(held);
+        imports.release();
+        assert!(driver.borrow().is_empty() && imports.are_none());
+        drop(open(&mut imports, &driver, again, 9).unwrap());
+        imports.forget(1);
+        assert!(driver.borrow().is_empty() && imports.are_none());
     }
 
     #[test]

@@ -320,6 +320,10 @@ impl CudaIpc {
         const OUTSIDE: Refusal = Refusal::Driver(mover::Failure(1));
         let mut parts = Vec::new();
         for _ in 0..PARTS_MAX {
+            if parts.len() >= self.open_max {
+                // It would wait for those of its own: by the host.
+                return Err(Refusal::Record(Errno(libc::ESTALE)));
+            }
             let import = self.open_one(name, table, how)?;
             let here = import.len().saturating_sub(offset).min(len as u64);
             let rest = offset.saturating_sub(import.len());
