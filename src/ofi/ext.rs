@@ -4,9 +4,10 @@
 #![allow(non_camel_case_types)] // C names
 #![allow(unreachable_pub)] // cbindgen takes what is public
 
-use super::endpoint::{Endpoint, endpoint};
+use super::endpoint::{Endpoint, EndpointFid};
 use super::guard::{code, entry};
 use super::info;
+use super::own::own_behind_hooks;
 use libfabric_sys::{FI_EINVAL, FI_ENOSYS, FI_EOPBADSTATE, fi_addr_t, fid, fid_ep};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -172,8 +173,9 @@ unsafe extern "C" fn counts(ep: *mut fid_ep, counts: *mut fi_udrv_counts, size: 
         if ep.is_null() || counts.is_null() {
             return -FI_EINVAL;
         }
-        // SAFETY: an open endpoint of ours.
-        code(counts_of(unsafe { &endpoint(ep).shared }).map(|ours| {
+        // SAFETY: an open endpoint, or a hook's.
+        let found = unsafe { own_behind_hooks::<EndpointFid>(ep.cast()) };
+        code(found.and_then(|found| counts_of(&found.shared)).map(|ours| {
             let common = size.min(size_of::<fi_udrv_counts>());
             let to = counts.cast::<u8>();
             // SAFETY: the application's structure has `size` bytes and `common` is at most that.
@@ -219,7 +221,7 @@ unsafe extern "C" fn thresholds(
         if ep.is_null() || text.is_null() {
             return -FI_EINVAL;
         }
-        // SAFETY: an open endpoint of ours.
+        // SAFETY: an open endpoint, or a hook's.
         let lines = match unsafe { thresholds_of(ep, peer) } {
             Ok(lines) => lines,
             Err(errno) => return -errno,
@@ -238,10 +240,10 @@ unsafe extern "C" fn thresholds(
 }
 
 /// # Safety
-/// `ep` is an open endpoint of ours.
+/// `ep` is an open endpoint, or a hook's.
 unsafe fn thresholds_of(ep: *mut fid_ep, peer: fi_addr_t) -> Result<String, i32> {
     // SAFETY: the caller vouches.
-    let ep = unsafe { &endpoint(ep).shared };
+    let ep = unsafe { &own_behind_hooks::<EndpointFid>(ep.cast())?.shared };
     ep.thresholds(peer, &ep.domain.lock.lock())
 }
 

@@ -735,7 +735,6 @@ static void open_scalable(struct scalable *s)
 
 	memset(s, 0, sizeof(*s));
 	open_domain(&s->domain, FI_MSG | FI_TAGGED | FI_RMA | FI_SOURCE | FI_NAMED_RX_CTX | FI_TRIGGER, COUNT, COUNT);
-	SAME(fi_endpoint(s->domain.domain, s->domain.info, &none, NULL), -FI_EINVAL);
 	OK(fi_scalable_ep(s->domain.domain, s->domain.info, &s->sep, NULL));
 	SAME(s->sep->fid.fclass, FI_CLASS_SEP);
 	OK(fi_scalable_ep_bind(s->sep, &s->domain.av->fid, 0));
@@ -770,6 +769,29 @@ static void close_scalable(struct scalable *s)
 }
 
 /* From each transmit to each receive context: entries are where they belong, and the source is the endpoint. */
+/* Chapel makes both kinds of endpoints from one info, and asks for more contexts than a node has processors. */
+static void one_info_for_both_kinds_of_endpoints(void)
+{
+	enum { MANY = 200 };
+	struct domain d;
+	struct fid_ep *ep, *sep, *contexts_of[3];
+	static const int numbers[] = { 0, 70, MANY - 1 };
+
+	open_domain(&d, FI_MSG, MANY, MANY);
+	OK(fi_endpoint(d.domain, d.info, &ep, NULL));
+	OK(fi_close(&ep->fid));
+	OK(fi_scalable_ep(d.domain, d.info, &sep, NULL));
+	for (int i = 0; i < 3; i++) {
+		OK(fi_tx_context(sep, numbers[i], NULL, &contexts_of[i], NULL));
+		SAME(fi_tx_context(sep, numbers[i], NULL, &ep, NULL), -FI_EBUSY);
+	}
+	SAME(fi_tx_context(sep, MANY, NULL, &ep, NULL), -FI_EINVAL);
+	for (int i = 0; i < 3; i++)
+		OK(fi_close(&contexts_of[i]->fid));
+	OK(fi_close(&sep->fid));
+	close_domain(&d);
+}
+
 static void every_context_reaches_every_context(void)
 {
 	struct scalable a, b;
@@ -1211,6 +1233,7 @@ static const struct {
 	{ "another vector is refused", another_vector_is_refused },
 	{ "messages of a shared context are reported", messages_of_a_shared_context_are_reported },
 	{ "bound after enable", bound_after_enable },
+	{ "one info for both kinds of endpoints", one_info_for_both_kinds_of_endpoints },
 	{ "every context reaches every context", every_context_reaches_every_context },
 	{ "ordinary endpoints name contexts", ordinary_endpoints_name_contexts },
 	{ "contexts come and go", contexts_come_and_go },

@@ -74,6 +74,9 @@ static void vector(struct side *me, enum fi_av_type type)
 	len = sizeof(found);
 	OK(fi_av_lookup(me->av, addresses[4], &found, &len));
 	SAME(ntohs(found.sin_port), 1005);
+	/* No address of this format, and no port. */
+	SAME(fi_av_insertsvc(me->av, "::1", "1005", &addresses[5], 0, NULL), 0);
+	SAME(fi_av_insertsvc(me->av, "127.0.0.1", "0", &addresses[5], 0, NULL), 0);
 	SAME(fi_av_insertsym(me->av, "127.0.0.1", 2, "2000", 3, addresses, 0, NULL), 6);
 	len = sizeof(found);
 	OK(fi_av_lookup(me->av, addresses[5], &found, &len));

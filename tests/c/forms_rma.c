@@ -650,14 +650,14 @@ static void rma_auto(struct side *me)
 }
 
 /* To itself, through an endpoint that has nothing but one-sided operations and one queue. */
-static void rma_to_oneself(struct side *me)
+static void to_oneself(struct side *me, uint64_t caps)
 {
 	char *memory = need(200000), *local = need(200000);
 	struct fid_mr *mr;
 	char name[NAME_MAX_LEN];
 	fi_addr_t self;
 
-	side_begin(me, &(struct setup){ .caps = FI_RMA });
+	side_begin(me, &(struct setup){ .caps = caps });
 	OK(fi_mr_reg(me->domain, memory, 200000, RIGHTS, 0, KEY, 0, &mr, NULL));
 	name_of(me->ep, name);
 	self = insert(me, name);
@@ -675,6 +675,17 @@ static void rma_to_oneself(struct side *me)
 	side_end(me);
 	free(memory);
 	free(local);
+}
+
+static void rma_to_oneself(struct side *me)
+{
+	to_oneself(me, FI_RMA);
+}
+
+/* Who names only what peers may do starts operations all the same: Charm++ does so. */
+static void rma_of_targets(struct side *me)
+{
+	to_oneself(me, FI_RMA | FI_REMOTE_READ | FI_REMOTE_WRITE);
 }
 
 /* An endpoint that takes no messages needs no queue for them. */
@@ -752,6 +763,7 @@ const struct group rma_groups[] = {
 	{ "rma_order", rma_order },
 	{ "rma_auto", rma_auto },
 	{ "rma_to_oneself", rma_to_oneself },
+	{ "rma_of_targets", rma_of_targets },
 	{ "rma_without_receives", rma_without_receives },
 	{ "rma_departure", rma_departure },
 	{ NULL, NULL },

@@ -3,6 +3,7 @@
 #include "all_forms.h"
 
 #include <rdma/fi_atomic.h>
+#include <rdma/fi_ext_udrv.h>
 #include <rdma/fi_trigger.h>
 #include <stdlib.h>
 #include <string.h>
@@ -302,6 +303,21 @@ static void deferred_ring_short(struct side *me)
 	ring_of(me, 8);
 }
 
+/* The provider's own operations are given whatever the application knows as the endpoint: a hook's, if there are hooks. */
+static void read_counts(struct side *me)
+{
+	struct fi_ops_udrv *ops;
+	struct fi_udrv_counts counts;
+	char text[64];
+
+	if (fi_open_ops(&me->ep->fid, FI_UDRV_OPS, 0, (void **)&ops, NULL))
+		return;
+	memset(&counts, 0xff, sizeof(counts));
+	OK(ops->counts(me->ep, &counts, sizeof(counts)));
+	SAME(counts.dropped, 0);
+	CHECK(ops->thresholds(me->ep, me->peer, text, sizeof(text)) != -FI_EINVAL);
+}
+
 /* A receive that waits for a counter finds its peer under the address of its call, whatever stands for the peer then. */
 static void directed_by_another(struct side *me)
 {
@@ -310,6 +326,7 @@ static void directed_by_another(struct side *me)
 	size_t len = sizeof(name);
 
 	side_begin(me, &setup);
+	read_counts(me);
 	if (me->rank == 0) {
 		struct fid_cntr *by = counter_of(me), *done = counter_of(me);
 		fi_addr_t first = me->peer;

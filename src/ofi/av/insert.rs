@@ -10,10 +10,10 @@ use crate::telemetry::log;
 use crate::transport::Address;
 use libfabric_sys::{
     FI_ADDR_NOTAVAIL, FI_AUTH_KEY, FI_EADDRNOTAVAIL, FI_EBADFLAGS, FI_EINVAL, FI_ENOEQ, FI_MORE,
-    FI_SYNC_ERR, fi_addr_t, fid_av,
+    FI_SOCKADDR_IN, FI_SOCKADDR_IN6, FI_SYNC_ERR, fi_addr_t, fid_av,
 };
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// The progress of one call that inserts addresses.
 struct Insertion<'a> {
@@ -148,12 +148,15 @@ fn is_text(node: &str) -> bool {
     node.contains("://")
 }
 
-fn resolve_one(node: &str, service: &str) -> Result<Address, i32> {
-    net::resolve(Some(node), Some(service), false)
-        .ok()
-        .and_then(|list| list.into_iter().next())
-        .map(Address)
-        .ok_or(FI_EADDRNOTAVAIL)
+/// The first address of a host that a vector of this format holds; where it holds both kinds, an IPv4 address if there is one.
+fn resolve_one(node: &str, service: &str, format: u32) -> Result<Address, i32> {
+    let found = net::resolve(Some(node), Some(service), false).map_err(|_| FI_EADDRNOTAVAIL)?;
+    let fits = |address: &SocketAddr| format != FI_SOCKADDR_IN || address.is_ipv4();
+    let first = found.into_iter().filter(fits).min_by_key(|address| match format {
+        FI_SOCKADDR_IN6 => address.is_ipv4(),
+        _ => address.is_ipv6(),
+    });
+    first.map(Address).ok_or(FI_EADDRNOTAVAIL)
 }
 
 /// # Safety
@@ -188,7 +191,10 @@ pub(super) unsafe extern "C" fn insert_service(
             let address = if service.is_null() {
                 Address::from_text(node).filter(|address| address.port() != 0).ok_or(FI_EINVAL)
             } else {
-                text(service).ok_or(FI_EINVAL).and_then(|service| resolve_one(node, service))
+                let service = text(service).ok_or(FI_EINVAL);
+                let format = av.shared.domain.addr_format;
+                let address = service.and_then(|service| resolve_one(node, service, format));
+                address.and_then(|it| if it.port() != 0 { Ok(it) } else { Err(FI_EINVAL) })
             };
             insertion.add(&av.shared.domain.lock.lock(), address);
             insertion.finish()
@@ -293,7 +299,9 @@ pub(super) unsafe extern "C" fn insert_symmetric(
             if service_count == 0 {
                 return insertion.finish();
             }
-            let mut nodes = Nodes { first: node, service, resolve: resolve_one, unknown: 0 };
+            let format = av.shared.domain.addr_format;
+            let resolve = |node: &str, service: &str| resolve_one(node, service, format);
+            let mut nodes = Nodes { first: node, service, resolve, unknown: 0 };
             for n in 0..node_count {
                 // Without the lock: a name lookup may take long.
                 let address = nodes.address(n);
@@ -341,7 +349,11 @@ mod tests {
         let asked = Cell::new(0);
         let resolve = |node: &str, _: &str| {
             asked.set(asked.get() + 1);
-            if node == "n3" { resolve_one("10.0.0.3", "1") } else { Err(FI_EADDRNOTAVAIL) }
+            if node == "n3" {
+                resolve_one("10.0.0.3", "1", FI_SOCKADDR_IN)
+            } else {
+                Err(FI_EADDRNOTAVAIL)
+            }
         };
         let mut nodes = Nodes { first: "n0", service: "1", resolve, unknown: 0 };
         let found = (0..NODES_MAX).filter(|n| nodes.address(*n).is_ok()).count();

@@ -5,7 +5,7 @@ use crate::ofi::lock::Locked;
 use crate::telemetry::log;
 use libfabric_sys::{
     FI_CLASS_CQ, FI_CLASS_EP, FI_CLASS_RX_CTX, FI_CLASS_SEP, FI_CLASS_TX_CTX, FI_EINVAL, FI_RECV,
-    FI_SHARED_CONTEXT, FI_TRANSMIT,
+    FI_TRANSMIT,
 };
 
 /// The role of a handle.
@@ -44,13 +44,33 @@ impl Role {
 /// A set of contexts, one bit for each number.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
-    transmit: u64,
-    receive: u64,
+    transmit: [u64; 4],
+    receive: [u64; 4],
 }
 
+const _: () = assert!(MAX_CONTEXTS <= 4 * 64 && MAX_CONTEXTS <= u8::MAX as usize);
+
 impl Marks {
-    pub(super) fn of(&mut self, role: Role) -> &mut u64 {
-        if role == Role::Transmit { &mut self.transmit } else { &mut self.receive }
+    fn of(&mut self, role: Role, number: u8) -> (&mut u64, u64) {
+        let of = if role == Role::Transmit { &mut self.transmit } else { &mut self.receive };
+        let [a, b, c, d] = of;
+        let word = match number / 64 {
+            0 => a,
+            1 => b,
+            2 => c,
+            _ => d,
+        };
+        (word, 1 << (number % 64))
+    }
+
+    pub(super) fn has(&mut self, role: Role, number: u8) -> bool {
+        let (word, bit) = self.of(role, number);
+        *word & bit != 0
+    }
+
+    pub(super) fn set(&mut self, role: Role, number: u8, on: bool) {
+        let (word, bit) = self.of(role, number);
+        if on { *word |= bit } else { *word &= !bit }
     }
 }
 
@@ -76,17 +96,10 @@ impl Contexts {
         }
     }
 
-    /// The contexts for `fi_endpoint`. Errors: EINVAL for more than one of a kind.
-    pub(super) fn ordinary(counts: (usize, usize)) -> Result<Self, i32> {
-        let single = |count: usize| count <= 1 || count == FI_SHARED_CONTEXT;
-        if !single(counts.0) || !single(counts.1) {
-            log::warn(format_args!(
-                "fi_endpoint refused: {} transmit and {} receive contexts are for fi_scalable_ep",
-                counts.0, counts.1
-            ));
-            return Err(FI_EINVAL);
-        }
-        Ok(Self::new(1, 1))
+    /// The contexts for `fi_endpoint`: one of each kind. Chapel makes ordinary and scalable endpoints from one info, whose
+    /// counts are those of the scalable ones.
+    pub(super) fn ordinary() -> Self {
+        Self::new(1, 1)
     }
 
     /// The contexts for `fi_scalable_ep`. Errors: EINVAL for too many, and for shared ones.

@@ -42,7 +42,7 @@ impl Endpoint {
             Role::Endpoint | Role::Scalable => self.engine(guard).is_some(),
             role => {
                 // SAFETY: the guard belongs to the domain of the endpoint; one short step.
-                *unsafe { self.contexts.enabled.get(guard) }.of(role) & (1 << handle.context) != 0
+                unsafe { self.contexts.enabled.get(guard) }.has(role, handle.context)
             }
         }
     }
@@ -288,7 +288,7 @@ impl Endpoint {
         }
         bindings.attach(self, &guard)?;
         // SAFETY: the guard belongs to the domain of the endpoint; one short step.
-        *unsafe { self.contexts.enabled.get(&guard) }.of(handle.role) |= 1 << handle.context;
+        unsafe { self.contexts.enabled.get(&guard) }.set(handle.role, handle.context, true);
         Ok(())
     }
 
@@ -325,8 +325,8 @@ impl Endpoint {
     fn unbind(&self, handle: &EndpointFid, guard: &mut Hold<'_>) {
         // SAFETY: the guard belongs to the domain of the endpoint; one short step each.
         unsafe {
-            *self.contexts.open.get(guard).of(handle.role) &= !(1 << handle.context);
-            *self.contexts.enabled.get(guard).of(handle.role) &= !(1 << handle.context);
+            self.contexts.open.get(guard).set(handle.role, handle.context, false);
+            self.contexts.enabled.get(guard).set(handle.role, handle.context, false);
         }
         let half = self.change_bindings(handle.context, guard).take_half(handle.role);
         half.detach(self, guard);

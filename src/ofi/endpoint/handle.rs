@@ -113,7 +113,7 @@ unsafe fn described(
     let counts = (attr.tx_ctx_cnt, attr.rx_ctx_cnt);
     let contexts = match role {
         Role::Scalable => Contexts::scalable(counts)?,
-        _ => Contexts::ordinary(counts)?,
+        _ => Contexts::ordinary(),
     };
     // SAFETY: `src_addr` is as `src_addrlen` and `addr_format` say; the key is as long as the application says.
     let (bind, own_key) = unsafe {
@@ -425,11 +425,11 @@ unsafe fn open_context(
     };
     let guard = sep.shared.domain.lock.lock();
     // SAFETY: the guard belongs to the domain of the endpoint; one short step.
-    let open = unsafe { contexts.open.get(&guard) }.of(role);
-    if *open & (1 << number) != 0 {
+    let open = unsafe { contexts.open.get(&guard) };
+    if open.has(role, number) {
         return Err(FI_EBUSY);
     }
-    *open |= 1 << number;
+    open.set(role, number, true);
     let (shared, family) = (sep.shared.clone(), Arc::new(()));
     // SAFETY: checked not to be null.
     unsafe { *out = handle(shared, role, number, flags, context, family, false) };

@@ -31,4 +31,4 @@ pub(super) use handle::open;
 pub(super) use shared::{
     open_receive as open_shared_receive, open_transmit as open_shared_transmit,
 };
-pub(super) use state::{Endpoint, endpoint};
+pub(super) use state::{Endpoint, EndpointFid, endpoint};

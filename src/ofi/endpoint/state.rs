@@ -237,7 +237,9 @@ impl Endpoint {
     /// Whether the endpoint may start such an access to peers' memory. FI_RMA or FI_ATOMIC without a direction
     /// allows all directions.
     pub(super) fn may(&self, right: Right) -> bool {
-        self.has_directions(right, FI_READ, FI_WRITE)
+        let none = self.caps & (FI_READ | FI_WRITE) == 0;
+        let primary = if right.is_atomic() { FI_ATOMIC } else { FI_RMA };
+        none && self.caps & primary != 0 || self.has_directions(right, FI_READ, FI_WRITE)
     }
 
     /// Whether peers may make such an access through the endpoint.

@@ -74,8 +74,8 @@ pub(crate) const MSG_ORDER: u64 = FI_ORDER_SAS
     | FI_ORDER_ATOMIC_WAR
     | FI_ORDER_ATOMIC_WAW;
 
-/// Most transmit and most receive contexts of an endpoint: sets of them are 64-bit words.
-pub(crate) const MAX_CONTEXTS: usize = 64;
+/// Most transmit and most receive contexts of an endpoint: their numbers and their count have 8 bits.
+pub(crate) const MAX_CONTEXTS: usize = 255;
 /// Authorization keys of an endpoint: all of its peers have the same one.
 pub(crate) const MAX_EP_AUTH_KEY: usize = 1;
 /// Longest message of `fi_inject`, bytes. MPICH and Intel MPI wait for the delivery completion of a longer message.

@@ -62,8 +62,8 @@ const CASES: &[Case] = &[
     (|h| h.ep.type_ = FI_EP_DGRAM, "ep_attr->type: wanted FI_EP_DGRAM, offered FI_EP_RDM"),
     (|h| h.ep.protocol = FI_PROTO_SHM, "ep_attr->protocol: wanted 0x10, offered 0x75647276"),
     (|h| h.ep.protocol_version = 2, "ep_attr->protocol_version: wanted 2, offered 1"),
-    (|h| h.ep.tx_ctx_cnt = 65, "ep_attr->tx_ctx_cnt: wanted 65, offered 64"),
-    (|h| h.ep.rx_ctx_cnt = 65, "ep_attr->rx_ctx_cnt: wanted 65, offered 64"),
+    (|h| h.ep.tx_ctx_cnt = 256, "ep_attr->tx_ctx_cnt: wanted 256, offered 255"),
+    (|h| h.ep.rx_ctx_cnt = 256, "ep_attr->rx_ctx_cnt: wanted 256, offered 255"),
     (|h| h.ep.auth_key_size = 257, "ep_attr->auth_key_size: wanted 257, offered 256"),
     (
         |h| h.ep.auth_key_size = 16,
@@ -87,8 +87,8 @@ const CASES: &[Case] = &[
     (|h| h.domain.base.ep_cnt = 65536, "domain_attr->ep_cnt: wanted 65536, offered 65535"),
     (|h| h.domain.base.tx_ctx_cnt = 65536, "domain_attr->tx_ctx_cnt: wanted 65536, offered 65535"),
     (|h| h.domain.base.rx_ctx_cnt = 65536, "domain_attr->rx_ctx_cnt: wanted 65536, offered 65535"),
-    (|h| h.domain.base.max_ep_tx_ctx = 65, "domain_attr->max_ep_tx_ctx: wanted 65, offered 64"),
-    (|h| h.domain.base.max_ep_rx_ctx = 65, "domain_attr->max_ep_rx_ctx: wanted 65, offered 64"),
+    (|h| h.domain.base.max_ep_tx_ctx = 256, "domain_attr->max_ep_tx_ctx: wanted 256, offered 255"),
+    (|h| h.domain.base.max_ep_rx_ctx = 256, "domain_attr->max_ep_rx_ctx: wanted 256, offered 255"),
     (
         |h| h.domain.base.max_ep_stx_ctx = 65536,
         "domain_attr->max_ep_stx_ctx: wanted 65536, offered 65535",
