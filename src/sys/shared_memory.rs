@@ -311,6 +311,9 @@ fn can_duplicate() -> bool {
         let Ok(one) = SharedMemory::map(fd.as_fd_ref(), 0, page) else { return false };
         // SAFETY: a shared mapping of a file.
         let two = unsafe { duplicate(one.base, 2 * page) };
+        if two.is_none() && Errno::last().is_shortage() {
+            return false;
+        }
         let same = two.is_some_and(|base| {
             let whole = AtomicPtr::default();
             let two = SharedMemory { base, mapped: 2 * page, len: 2 * page, whole };

@@ -65,6 +65,8 @@ pub(super) struct Claim {
     pub(super) hello: Hello,
     pub(super) segment: Segment,
     wait: Waited,
+    /// Its place is needed: its reply waits for no descriptor.
+    pub(super) in_the_way: bool,
     /// What [`Shm::probe_attach`] found, if it was asked.
     pub(super) reach: Option<(bool, bool)>,
 }
@@ -72,7 +74,8 @@ pub(super) struct Claim {
 impl Claim {
     /// One that has just come.
     pub(super) fn new(hello: Hello, segment: Segment) -> Self {
-        Self { hello, segment, wait: Waited::from_now(CLAIM_PAUSE_NS), reach: None }
+        let wait = Waited::from_now(CLAIM_PAUSE_NS);
+        Self { hello, segment, wait, in_the_way: false, reach: None }
     }
 
     /// It need not be answered yet.

@@ -94,9 +94,14 @@ impl Shm {
         let since = clock::now_ns();
         let greeting = Greeting { socket, credentials, since, scarce, watched: false, claim: None };
         // A sender connects and sends its request at once: mostly it is there.
-        let (n, waits) = self.receive(greeting, peers, handler);
+        let (mut n, waits) = self.receive(greeting, peers, handler);
         if let Some(greeting) = waits {
             let at = self.door.room();
+            let slot = self.door.greetings.get_mut(at).and_then(Option::as_mut);
+            if let Some(claim) = slot.and_then(|greeting| greeting.claim.as_mut()) {
+                claim.in_the_way = true;
+                n += self.greet(at, peers, handler);
+            }
             self.dismiss_silent(at, peers, handler);
             self.turn_away(at);
             if let Some(slot) = self.door.greetings.get_mut(at) {
@@ -417,7 +422,7 @@ impl Shm {
             }
         }
         let recent = claim.is_recent();
-        let failed = self.answer(&greeting.socket, lack, pid, recent).is_err();
+        let failed = self.answer(&greeting.socket, lack, pid, recent && !claim.in_the_way).is_err();
         if failed && !has_left(&claim, &greeting) {
             if recent {
                 return (0, Some(greeting.with(claim)));

@@ -71,8 +71,9 @@ impl InFlight {
 
 #[cfg(test)]
 mod tests {
+    use super::super::door::GREETINGS_MAX;
     use super::super::fixture::Heard::Message;
-    use super::super::fixture::{Deaf, End, end, hears};
+    use super::super::fixture::{Deaf, Ears, End, end, hears};
     use super::*;
     use crate::sys::process::LEFT;
     use crate::sys::unix::REFUSED;
@@ -131,6 +132,29 @@ mod tests {
             "one at least"
         );
         LEFT.set(None);
+    }
+
+    #[test]
+    fn replies_that_wait_give_way_to_more_callers() {
+        let mut b = end(CmaPolicy::Off);
+        let mut others: Vec<End> = (0..=GREETINGS_MAX).map(|_| end(CmaPolicy::Off)).collect();
+        for other in &mut others {
+            let peer = other.connect(&b);
+            other.shm.send(peer, Mode::Short, b"header", 8, |_, _| ()).unwrap();
+        }
+        let mut ears = Ears::default();
+        refuse(true);
+        (0..20).for_each(|_| b.turn(&mut ears));
+        assert!(!b.shm.inbound.is_empty(), "one has no place to wait");
+        refuse(false);
+        b.shm.door.answers.goes_on();
+        (0..20).for_each(|_| b.turn(&mut ears));
+        let heard = ears.0.iter().filter(|heard| **heard == Message(8)).count();
+        assert_eq!(heard, others.len());
+        for other in &mut others {
+            other.turn(&mut Deaf);
+            assert!(other.shm.returned.is_empty(), "nothing is taken back");
+        }
     }
 
     #[test]

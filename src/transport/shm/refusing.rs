@@ -46,6 +46,8 @@ impl Shm {
             Ok(false) => Departure::Failed(Errno(libc::EHOSTDOWN)),
             Err(errno) => Departure::Failed(errno),
         };
+        // The sends of what it had refused have failed.
+        self.returned.retain(|one| one.peer != peer);
         handler.on_departure(peer, departure);
         1
     }
@@ -70,14 +72,21 @@ impl Shm {
                 Segment::Mapped(mut consumer) => {
                     end = end.map(|_| closed);
                     handler.on_peer(peer, &refused.source);
-                    while let Popped::Message | Popped::Handed(_) =
-                        consumer.pop(|header, payload| handler.on_message(peer, header, payload))
-                    {
-                    }
-                    if consumer.has_message() {
-                        end = Err(Errno(libc::ENOMEM));
+                    let last = loop {
+                        match consumer.pop(|header, data| handler.on_message(peer, header, data)) {
+                            Popped::Message | Popped::Handed(_) => {}
+                            last => break last,
+                        }
+                    };
+                    let why = match last {
+                        Popped::Malformed => Some(Errno(libc::EPROTO)),
+                        _ => consumer.has_message().then_some(Errno(libc::ENOMEM)),
+                    };
+                    if let Some(errno) = why {
+                        end = Err(errno);
                         log::limited!(
-                            "cannot map the shared memory of {}, which has ended: some of what it had sent through it is lost",
+                            cause: errno.0,
+                            "cannot read the shared memory of {} ({errno}), which has ended: some of what it had sent through it is lost",
                             refused.source
                         );
                     }

@@ -279,10 +279,14 @@ fn a_poll_by_another_thread_leaves_a_sleeper_its_wake_up() {
     let (mut a, mut b) = (End::open(ip, RdmaPolicy::Require), End::open(ip, RdmaPolicy::Require));
     let to_b = a.meet(&b);
     assert!(within(30, || {
-        a.send(to_b, 0, 100);
+        let met = b.rdma().datagrams.received > 0;
+        // An acknowledgement takes a while on a device that works beside us.
+        if !met {
+            a.send(to_b, 0, 100);
+        }
         a.poll();
         b.poll();
-        b.rdma().datagrams.received > 0 && a.net.unacknowledged() == 0
+        met && a.net.unacknowledged() == 0
     }));
     // Otherwise it takes datagrams too.
     b.net.background = None;

@@ -523,6 +523,11 @@ impl<D: Device> Rc<D> {
             UNREGISTERED
         })?;
         let added = link.qp.write(from, to);
+        if added == Err(Errno(libc::EOPNOTSUPP)) {
+            // More segments than a request of this device has. Nothing was added.
+            self.counts.unregistered += 1;
+            return Err(UNREGISTERED);
+        }
         let begun = if added.is_ok() { Access::Begun } else { Access::Silent };
         if begun == Access::Begun {
             link.note(Posted::Access(token), payload.len(), now);

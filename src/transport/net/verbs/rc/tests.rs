@@ -5,6 +5,7 @@ use super::link::{Kept, Local, PLENTY, TOGETHER, TOGETHER_LEN};
 use super::*;
 use crate::memory::OwnedBuffer;
 use crate::sys::event::Doorbell;
+use crate::transport::loopback::Loopback;
 use crate::transport::net::agreement::pause::PAUSE_MAX_NS;
 use crate::transport::net::network::Network;
 use crate::transport::net::reliable::sim::rng::Rng;
@@ -52,6 +53,8 @@ struct Fabric {
     unwatched: bool,
     /// GET rendezvous is on.
     offers: bool,
+    /// A request has one segment.
+    few: bool,
     /// The network carries a write for as long as its target exists: just before that ends, all of them arrive.
     prompt: bool,
 }
@@ -181,6 +184,9 @@ impl QueuePair<FakeRegion> for FakeQp {
         self.fabric.lock().unwrap().depth - self.kept.len()
     }
     fn write(&mut self, from: Local<'_, FakeRegion>, to: &Key) -> Result<(), Errno> {
+        if self.fabric.lock().unwrap().few && from.list.ranges().1 > 1 {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
         self.add(Request::Write(*from.list, *to), from.kept)
     }
     fn reach(
@@ -539,6 +545,25 @@ fn a_connection_is_made_at_first_need_and_serves_both_sides() {
     assert_eq!((world.nodes[0].filled, world.nodes[1].filled), (10, 10));
     assert!(!world.nodes[0].bulk.has_work());
     assert!(world.fabric.lock().unwrap().regions.is_empty(), "nothing stays registered");
+}
+
+#[test]
+fn a_message_of_more_segments_than_a_request_has_ends_nothing() {
+    let mut world = World::new(2, 4);
+    world.prepare(0, 1);
+    world.settle();
+    world.fabric.lock().unwrap().few = true;
+    world.lend(0, 1, 100).unwrap();
+    let said = world.said.get_mut(&(0, 1)).and_then(VecDeque::pop_front);
+    let Some(Said::Window(key, ..)) = said else { panic!("no remote buffer") };
+    let parts = [OwnedBuffer::from(vec![1; 50]), OwnedBuffer::from(vec![2; 50])];
+    let ranges = parts.each_ref().map(|part| part.segments().ranges().0[0]);
+    let from = Loopback::list(&ranges).unwrap();
+    let (to, how, now) = (Remote { key, offset: 0 }, What::Put(FILL), world.now);
+    let refused = world.nodes[1].bulk.access(PeerId(0), &from, &to, how, now);
+    assert_eq!(refused, Err(UNREGISTERED));
+    world.settle();
+    assert_eq!((world.nodes[0].lost, world.prepare(1, 0)), (0, Prepared::Ready));
 }
 
 #[test]
