@@ -237,21 +237,20 @@ impl Endpoint {
     /// Whether the endpoint may start such an access to peers' memory. FI_RMA or FI_ATOMIC without a direction
     /// allows all directions.
     pub(super) fn may(&self, right: Right) -> bool {
-        let none = self.caps & (FI_READ | FI_WRITE) == 0;
-        let primary = if right.is_atomic() { FI_ATOMIC } else { FI_RMA };
-        none && self.caps & primary != 0 || self.has_directions(right, FI_READ, FI_WRITE)
+        self.has_directions(right, FI_READ, FI_WRITE, FI_READ | FI_WRITE)
     }
 
     /// Whether peers may make such an access through the endpoint.
     pub(super) fn lets(&self, right: Right) -> bool {
-        self.has_directions(right, FI_REMOTE_READ, FI_REMOTE_WRITE)
+        let all = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+        self.has_directions(right, FI_REMOTE_READ, FI_REMOTE_WRITE, all)
     }
 
-    fn has_directions(&self, right: Right, read: u64, write: u64) -> bool {
+    /// Without any of `named`, all directions are allowed.
+    fn has_directions(&self, right: Right, read: u64, write: u64, named: u64) -> bool {
         let primary = if right.is_atomic() { FI_ATOMIC } else { FI_RMA };
         let wanted = if right.reads() { read } else { 0 } | if right.writes() { write } else { 0 };
-        let all = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
-        self.caps & primary != 0 && (self.caps & wanted == wanted || self.caps & all == 0)
+        self.caps & primary != 0 && (self.caps & wanted == wanted || self.caps & named == 0)
     }
 
     /// Whether it can start operations that complete, and whether it can receive messages.

@@ -42,7 +42,7 @@ pub(super) enum Refusal {
 /// An allocation of another process: where its record is, and its tag. Or a pool: [`Place::of_pools`], and its number.
 pub(super) type Name = (Place, u64);
 
-/// What is open, and how long.
+/// The kinds of imports, by how long they stay open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sort {
     /// An allocation, for later accesses too.
