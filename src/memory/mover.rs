@@ -11,7 +11,10 @@
 //!    context, so that they happen in the order in which they were begun. One to memory of the host waits on the device for the
 //!    earlier ones; its call may last until it has ended, which is how the driver treats pageable memory.
 //!
-//! A copy that fails may have begun. Its memory is given back when the stream is idle, or answers with another failure.
+//! A copy of which a call failed may still run. The driver may fail the question about that too, which says nothing: it is asked
+//! until it answers that the stream is idle, however long that takes, and only then is the memory given back. A driver that does
+//! nothing but fail for [`FAILING`] has ended the context, and all copies with it, as it does after a fault of a kernel
+//! (cuda.h: "any further CUDA work will return the same error"). Nothing is copied in that context any more.
 //!
 //! Not run on a GPU; on a double only.
 //!
@@ -26,7 +29,7 @@ use crate::sys::per_process::PerProcess;
 use crate::sys::presence;
 use crate::sys::process::Home;
 use crate::telemetry::log;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -39,8 +42,10 @@ const SITES: usize = 15;
 /// In tests, memory at this site is that of the processor, behind addresses that it cannot use.
 #[cfg(test)]
 pub(crate) const DOUBLE: Site = Site(SITES as u8);
-/// A device that takes longer is taken for dead.
-const LONGEST: Duration = Duration::from_secs(20);
+/// A copy that takes longer is told of.
+const LONG: Duration = Duration::from_secs(20);
+/// A context in which the driver answers with failures only for so long has failed.
+const FAILING: Duration = Duration::from_secs(1);
 
 /// CUDA_ERROR_INVALID_CONTEXT: the driver, or the context of a site, is not there.
 const NONE: Failure = Failure(201);
@@ -53,6 +58,8 @@ struct Place {
     idle: Vec<Lane>,
     /// Of the transfers that change device memory.
     ordered: Arc<Mutex<Ordered>>,
+    /// The context has failed; nobody knows whether all that was begun in it has ended.
+    failed: Option<Failure>,
 }
 
 /// Transfers that end in the order of their start; one event tells of all that were started.
@@ -77,9 +84,15 @@ fn at<T>(site: Site, of: impl FnOnce(&mut Place) -> T) -> Result<(&'static Cuda,
     Ok((Cuda::get().ok_or(NONE)?, of(place)))
 }
 
+/// As [`at`], of a place whose context has not failed.
+fn usable<T>(site: Site, of: impl FnOnce(&mut Place) -> T) -> Result<(&'static Cuda, T), Failure> {
+    let (cuda, found) = at(site, |place| place.failed.map_or_else(|| Ok(of(place)), Err))?;
+    Ok((cuda, found?))
+}
+
 /// A lane that no other copy uses, until [`give_back`].
 fn borrow(site: Site) -> Result<(&'static Cuda, Lane), Failure> {
-    let (cuda, (context, idle)) = at(site, |place| (place.context, place.idle.pop()))?;
+    let (cuda, (context, idle)) = usable(site, |place| (place.context, place.idle.pop()))?;
     Ok((cuda, idle.map_or_else(|| cuda.lane(context), Ok)?))
 }
 
@@ -90,7 +103,7 @@ fn give_back(site: Site, lane: Lane) {
 
 impl Place {
     fn new(context: Context) -> Self {
-        Self { context, idle: Vec::new(), ordered: Arc::default() }
+        Self { context, idle: Vec::new(), ordered: Arc::default(), failed: None }
     }
 }
 
@@ -153,7 +166,7 @@ fn site_in(cuda: &Cuda, handle: usize) -> Result<Site, Errno> {
         if place.context != context {
             *place = Place::new(context);
         }
-        return Ok(Site(at as u8));
+        return place.failed.map_or(Ok(Site(at as u8)), |failure| Err(unusable(failure)));
     }
     if places.len() >= SITES {
         return Err(Errno(libc::ENOSPC));
@@ -228,32 +241,52 @@ unsafe fn copy_and_wait(site: Site, to: usize, from: usize, len: usize) -> Resul
     let begun = unsafe { cuda.start(&lane, to, from, len) };
     let ended = begun.and_then(|()| wait(|| cuda.is_done(&lane)));
     if ended.is_err() {
-        settle(cuda, &lane);
+        settle(site, cuda, &lane);
     }
     give_back(site, lane);
     ended
 }
 
 /// Waits for what a failed call may have begun.
-fn settle(cuda: &Cuda, lane: &Lane) {
-    let _ = wait(|| cuda.is_idle(lane));
+fn settle(site: Site, cuda: &Cuda, lane: &Lane) {
+    let known = at(site, |place| (place.context == lane.context).then_some(place.failed));
+    // A context that has ended has ended its copies.
+    let Ok((_, Some(failed))) = known else { return };
+    let patience = failed.map_or(FAILING, |_| Duration::ZERO);
+    if let Err(failure) = wait_for_answer(patience, || cuda.is_idle(lane)) {
+        let is = |place: &mut Place| place.context == lane.context;
+        let _ = at(site, |place| is(place).then(|| place.failed = Some(failure)));
+    }
 }
 
+/// As [`wait`], but a failure is none that `is_done` does not repeat for `patience`.
+fn wait_for_answer(
+    patience: Duration,
+    mut is_done: impl FnMut() -> Result<bool, Failure>,
+) -> Result<(), Failure> {
+    let mut failing_since = None;
+    wait(|| {
+        let answer = is_done();
+        let Err(failure) = answer else {
+            failing_since = None;
+            return answer;
+        };
+        let since = *failing_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < patience { Ok(false) } else { Err(failure) }
+    })
+}
+
+/// Waits until it is done, or fails; without a limit, because what is not done still changes memory.
 fn wait(mut is_done: impl FnMut() -> Result<bool, Failure>) -> Result<(), Failure> {
-    const TIMED_OUT: Failure = Failure(-1);
-    /// Once a device was taken for dead, others wait less: there may be many.
-    static DEAD: AtomicBool = AtomicBool::new(false);
     let begun = Instant::now();
     while !is_done()? {
-        let longest = if DEAD.load(Ordering::Relaxed) { LONGEST / 20 } else { LONGEST };
-        // This process may have been stopped meanwhile.
-        if begun.elapsed() > longest && !is_done()? {
-            DEAD.store(true, Ordering::Relaxed);
-            return Err(TIMED_OUT);
+        if begun.elapsed() > LONG {
+            log::limited!(
+                "a copy of device memory has not ended for 20 s, and is waited for: is the device stopped, or in use by others?"
+            );
         }
         std::thread::yield_now();
     }
-    DEAD.store(false, Ordering::Relaxed);
     Ok(())
 }
 
@@ -355,7 +388,7 @@ impl Transfer {
         const OUTSIDE: Failure = Failure(1);
         offset.checked_add(len as u64).filter(|end| *end <= import.len).ok_or(OUTSIDE)?;
         let there = (import.start + offset) as usize;
-        let (_, ordered) = at(import.site, |place| Arc::clone(&place.ordered))?;
+        let (_, ordered) = usable(import.site, |place| Arc::clone(&place.ordered))?;
         // SAFETY: the caller vouches for the local memory; the other is open, and the result keeps it so.
         let stream = unsafe {
             match way {
@@ -392,10 +425,10 @@ impl Transfer {
     fn settle(&self) {
         let Some(cuda) = Cuda::get() else { return };
         match &self.stream {
-            Stream::Own(lane) => lane.iter().for_each(|lane| settle(cuda, lane)),
+            Stream::Own(lane) => lane.iter().for_each(|lane| settle(self.import.site, cuda, lane)),
             Stream::Ordered(ordered, _) => {
                 let lane = locked(ordered).lane;
-                lane.iter().for_each(|lane| settle(cuda, lane));
+                lane.iter().for_each(|lane| settle(self.import.site, cuda, lane));
             }
         }
     }
@@ -422,7 +455,7 @@ unsafe fn alone(
         .map_or(Ok(()), |before| cuda.follow(&lane, &before))
         .and_then(|()| unsafe { cuda.start(&lane, to, from, len) });
     if begun.is_err() {
-        settle(cuda, &lane);
+        settle(site, cuda, &lane);
         give_back(site, lane);
     }
     begun.map(|()| Stream::Own(Some(lane)))
@@ -446,7 +479,7 @@ unsafe fn next(
     let (cuda, Some(lane)) = (Cuda::get().ok_or(NONE)?, held.lane) else { return Err(NONE) };
     // SAFETY: the caller vouches.
     if let Err(failure) = unsafe { cuda.start(&lane, to, from, len) } {
-        settle(cuda, &lane);
+        settle(site, cuda, &lane);
         return Err(failure);
     }
     held.begun += 1;
@@ -471,9 +504,10 @@ impl Drop for Transfer {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::{Errno, Failure, unknown};
+    use super::{Errno, FAILING, Failure, unknown, wait_for_answer};
     use crate::sys::process;
     use std::cell::Cell;
+    use std::time::Duration;
 
     thread_local! {
         static LEFT: Cell<usize> = const { Cell::new(usize::MAX) };
@@ -497,6 +531,14 @@ pub(crate) mod tests {
             left.saturating_sub(usize::from(left < usize::MAX))
         });
         left == 0
+    }
+
+    #[test]
+    fn a_question_that_fails_is_asked_again() {
+        let failed = Failure(999);
+        let mut answers = [Err(failed), Ok(false), Err(failed), Err(failed), Ok(true)].into_iter();
+        assert_eq!(wait_for_answer(FAILING, || answers.next().unwrap()), Ok(()));
+        assert_eq!(wait_for_answer(Duration::ZERO, || Err(failed)), Err(failed));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
 /*
- * faults [BYTES [threads|busy|reset|created|forked|closing|ahead]]: two processes, or threads of one, exchange messages between all kinds of memory while calls of the driver fail (FAKE_CUDA_FAIL). Every
+ * faults [BYTES [threads|busy|reset|created|forked|closing|anew|ahead]]: two processes, or threads of one, exchange messages between all kinds of memory while calls of the driver fail (FAKE_CUDA_FAIL). Every
  * operation ends, and the bytes of those that succeed are right. Prints how many ended with an error. The longest messages have
  * so many bytes, at most 3000000. It is linked with the double's libcuda.so.1.
  *
@@ -10,6 +10,8 @@
  *
  * closing: the same on one side, while the other one frees and allocates again before each message, mostly at the same address: what the
  * busy side has open cannot be closed meanwhile.
+ *
+ * anew: both sides free and allocate again before each message, which the double does not let them do before all copies have ended.
  *
  * forked: children of two processes, which CUDA serves no more, send the memory that their parents have: each send fails. A region of
  * all memory does not.
@@ -44,7 +46,7 @@ struct memory {
 
 /* A stream that waits for no other one; null: the default stream. */
 static __thread void *own_stream;
-static bool is_busy, resets, creates, closing;
+static bool is_busy, resets, creates, closing, anew;
 
 /* Work of the application that does not end by itself. */
 static void work_on(void *goes_on)
@@ -175,7 +177,7 @@ static void all_kinds(struct side *side)
 	if (goes_on)
 		SAME(cuStreamCreate(&own_stream, 1) || cuStreamCreate(&busy, 0) || cuLaunchHostFunc(busy, work_on, &goes_on), 0);
 	for (i = 0; i < ROUNDS * 12; i++, seed += 2) {
-		if (closing && side->rank == 1) {
+		if (anew || (closing && side->rank == 1)) {
 			SAME(cuMemFree_v2(device[0].device) || cuMemFree_v2(device[1].device), 0);
 			SAME(cuMemAlloc_v2(&device[0].device, MOST) || cuMemAlloc_v2(&device[1].device, MOST), 0);
 		}
@@ -284,6 +286,7 @@ int main(int argc, char **argv)
 	CHECK(lens[2] <= MOST);
 	is_busy = argc > 2 && !strcmp(argv[2], "busy");
 	closing = argc > 2 && !strcmp(argv[2], "closing");
+	anew = argc > 2 && !strcmp(argv[2], "anew");
 	resets = argc > 2 && !strcmp(argv[2], "reset");
 	creates = argc > 2 && !strcmp(argv[2], "created");
 	if (argc > 2 && !strcmp(argv[2], "forked"))

@@ -234,6 +234,10 @@ api! {
     fn cuMemcpyDtoD_v2(to: Pointer, from: Pointer, len: usize) { copy_now(to, from, len) }
     fn cuMemcpyAsync(to: Pointer, from: Pointer, len: usize, stream: usize) {
         count_direction(to, from, len)?;
+        let late = Settings::get().late.filter(|(call, _)| *call == counters::calls_of("cuMemcpyAsync"));
+        if let Some((_, pause)) = late {
+            find(stream)?.put(Work::Pause(pause));
+        }
         copy(to, from, len, stream)
     }
     fn cuMemcpyHtoDAsync_v2(to: Pointer, from: Pointer, len: usize, stream: usize) { copy(to, from, len, stream) }

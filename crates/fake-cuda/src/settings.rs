@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 /// A directory for counters and violations.
 pub const DIRECTORY: &str = "FAKE_CUDA";
@@ -14,6 +15,8 @@ pub const FIRST: &str = "FAKE_CUDA_FIRST";
 pub const NOPEER: &str = "FAKE_CUDA_NOPEER";
 /// The most that a copy is late, microseconds; 20 if it is not set.
 pub const DELAY_US: &str = "FAKE_CUDA_DELAY_US";
+/// `CALL:TIME`: that call of cuMemcpyAsync, counted as for failures, begins a copy that is so late, microseconds.
+pub const LATE: &str = "FAKE_CUDA_LATE";
 /// The seed of the delays.
 pub const SEED: &str = "FAKE_CUDA_SEED";
 /// Failures: `FUNCTION:CALL:RESULT,...`; the call is counted from 1 on in each process, or `*`.
@@ -27,6 +30,8 @@ pub(crate) struct Settings {
     pub(crate) apart: bool,
     pub(crate) delay_us: u64,
     pub(crate) seed: u64,
+    /// A call of cuMemcpyAsync, and how late its copy is.
+    pub(crate) late: Option<(u64, Duration)>,
     failures: HashMap<String, Vec<(Option<u64>, i32)>>,
 }
 
@@ -43,6 +48,7 @@ impl Settings {
             apart: number(NOPEER, 0) != 0,
             delay_us: number(DELAY_US, 20),
             seed: number(SEED, 1),
+            late: std::env::var(LATE).ok().as_deref().and_then(late),
             failures: failures(&std::env::var(FAIL).unwrap_or_default()),
         })
     }
@@ -66,6 +72,11 @@ impl Settings {
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(default)
+}
+
+fn late(text: &str) -> Option<(u64, Duration)> {
+    let (call, time) = text.split_once(':')?;
+    Some((call.parse().ok()?, Duration::from_micros(time.parse().ok()?)))
 }
 
 fn failures(text: &str) -> HashMap<String, Vec<(Option<u64>, i32)>> {
@@ -97,11 +108,13 @@ mod tests {
             apart: false,
             delay_us: 0,
             seed: 0,
+            late: late("12:500"),
             failures,
         };
         assert_eq!(settings.failure("cuMemAlloc_v2", 1), None);
         assert_eq!(settings.failure("cuMemAlloc_v2", 2), Some(2));
         assert_eq!(settings.failure("cuMemcpyAsync", 9), Some(700));
         assert_eq!(settings.failure("nonsense", 1), None);
+        assert_eq!(settings.late, Some((12, Duration::from_micros(500))));
     }
 }

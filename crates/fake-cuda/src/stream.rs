@@ -48,6 +48,8 @@ pub(crate) enum Work {
     },
     Record(Arc<Event>, u64),
     Wait(Arc<Event>, u64),
+    /// What is behind it is so late.
+    Pause(Duration),
     /// A function of the program, with its argument.
     Call(Function, usize),
 }
@@ -60,7 +62,7 @@ impl Work {
         match self {
             Self::Copy { to, from, .. } => [Some(to), Some(from)],
             Self::Place { to, .. } | Self::Fill { to, .. } => [Some(to), None],
-            Self::Record(..) | Self::Wait(..) | Self::Call(..) => [None, None],
+            Self::Record(..) | Self::Wait(..) | Self::Pause(_) | Self::Call(..) => [None, None],
         }
     }
 
@@ -73,6 +75,7 @@ impl Work {
             Self::Fill { to, value, len } => sys::fill(to.reach(), *value, *len),
             Self::Record(event, turn) => event.reach(*turn),
             Self::Wait(event, turn) => event.wait(*turn),
+            Self::Pause(pause) => std::thread::sleep(*pause),
             Self::Call(function, argument) => function(*argument),
         }
     }
