@@ -184,8 +184,8 @@ pub(crate) struct Net {
     offers: bool,
     /// This host's addresses, once they were looked up.
     here: Option<Vec<IpAddr>>,
-    /// The device's last move to another port that the bulk path knows of.
-    moves: u64,
+    /// The last move of each port of the device that the bulk path knows of.
+    moves: Vec<u64>,
     me: Address,
     armed: bool,
     /// This endpoint had contact with a peer.
@@ -475,7 +475,7 @@ impl Net {
     ) -> Result<Self, Errno> {
         let Below { link, bulk } = below;
         let mut link = *link;
-        let moves = link.moves();
+        let moves = link.moves().collect();
         let datagram_max = link.datagram_max();
         let bound = link.local_addr().unwrap_or(me.0);
         let keyed = settings.key_source.is_given();
@@ -1303,7 +1303,7 @@ fn streams_turn(
 fn beside_turn(
     streams: &mut Option<Streams>,
     bulk: &mut Option<Box<dyn Bulk>>,
-    moves: &mut u64,
+    moves: &mut Vec<u64>,
     rhythm: &mut Rhythm,
     core: &mut Core,
     now: u64,
@@ -1314,21 +1314,43 @@ fn beside_turn(
     if let Some(streams) = streams {
         n += streams_turn(streams, &mut core.machine, now, above);
     }
-    while let Some((address, rail)) = core.link.take_found() {
-        if let (Some(bulk), Some(inner)) = (&mut *bulk, core.peers.find(&address)) {
-            bulk.on_rail(inner, rail, &mut |rail| core.link.bulk_at(rail), (now, above));
-        }
-    }
+    follow(bulk, core, now, above);
     let Some(bulk) = bulk else { return n };
-    if core.link.moves() != *moves {
-        *moves = core.link.moves();
-        bulk.renew(now, above);
-    }
+    renew(bulk.as_mut(), core, moves, now, above);
     if bulk.has_work() {
         (rhythm.hot, rhythm.bulk_hot) = (COOLING, true);
         n += poll_bulk(bulk.as_mut(), core, now, above);
     }
     n
+}
+
+/// Connections of the bulk path follow peers that are reached at another port now.
+fn follow(bulk: &mut Option<Box<dyn Bulk>>, core: &mut Core, now: u64, sink: &mut dyn BulkSink) {
+    while let Some((address, rail)) = core.link.take_found(now) {
+        let (Some(bulk), Some(inner)) = (&mut *bulk, core.peers.find(&address)) else { continue };
+        if !bulk.on_rail(inner, rail, &mut |rail| core.link.bulk_at(rail), (now, sink)) {
+            log::limited!(
+                "no RC queue pairs at the port that reaches {address}: its long messages go as datagrams until there are (ulimit -n)"
+            );
+            core.link.found_again(&address, now);
+        }
+    }
+}
+
+/// The bulk path begins anew at ports that do.
+fn renew(
+    bulk: &mut dyn Bulk,
+    core: &Core,
+    moves: &mut Vec<u64>,
+    now: u64,
+    sink: &mut dyn BulkSink,
+) {
+    for (rail, at) in core.link.moves().enumerate() {
+        moves.resize(moves.len().max(rail + 1), 0);
+        if moves.get_mut(rail).is_some_and(|known| std::mem::replace(known, at) != at) {
+            bulk.renew(rail, now, sink);
+        }
+    }
 }
 
 /// Lets the bulk path progress, and sends its messages. Returns the number of events.

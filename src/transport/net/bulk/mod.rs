@@ -150,15 +150,17 @@ pub(crate) trait Bulk: fmt::Debug + Send {
     fn is_ready(&self, peer: PeerId) -> bool;
 
     /// `peer` is reached at port number `rail` of the endpoint, from 0 on: connections with it are made there, and those at
-    /// other ports end. `open` gives the bulk path of a port that has none yet.
+    /// other ports end. `open` gives the bulk path of a port that has none yet. False: there is none now, and nothing has
+    /// changed.
     fn on_rail(
         &mut self,
         peer: PeerId,
         rail: usize,
         open: &mut dyn FnMut(usize) -> Option<Box<dyn Bulk>>,
         (now, sink): (u64, &mut dyn BulkSink),
-    ) {
-        let _ = (peer, rail, open, now, sink); // a path with one port has no other
+    ) -> bool {
+        let _ = (peer, rail, open, now, sink);
+        true // a path with one port has no other
     }
 
     /// Ends the connection to `peer` with its remote buffers, and tells the peer; the layer above is told of those that
@@ -174,8 +176,9 @@ pub(crate) trait Bulk: fmt::Debug + Send {
     /// Processes a bounded number of events. Returns their number.
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize;
 
-    /// The device has moved to another port, was removed, or is back: remote buffers that do not survive that are lost.
-    fn renew(&mut self, now: u64, sink: &mut dyn BulkSink);
+    /// The device of port number `rail` of the endpoint has moved to another port, was removed, or is back: remote buffers
+    /// that do not survive that are lost.
+    fn renew(&mut self, rail: usize, now: u64, sink: &mut dyn BulkSink);
 
     /// `peer` is gone: its remote buffers end before this returns. Those that were full are reported first.
     fn forget(&mut self, peer: PeerId, now: u64, sink: &mut dyn BulkSink);

@@ -21,7 +21,7 @@ pub(crate) struct NoWay {
     ready: bool,
     /// It loses this peer in each poll.
     loses: Option<PeerId>,
-    /// How often it had to leave a peer.
+    /// How often it had to leave a peer, or to begin anew.
     left: Arc<AtomicUsize>,
     controls: VecDeque<(PeerId, Control)>,
 }
@@ -42,7 +42,7 @@ impl NoWay {
         Box::new(Self { controls: controls.into_iter().collect(), ..Self::new() })
     }
 
-    /// It loses a peer in each poll, if one is named. Also: how often it had to leave a peer.
+    /// It loses a peer in each poll, if one is named. Also: how often it had to leave a peer, or to begin anew.
     pub(crate) fn losing(loses: Option<PeerId>) -> (Box<dyn Bulk>, Arc<AtomicUsize>) {
         let double = Self { loses, ..Self::new() };
         let left = double.left.clone();
@@ -96,7 +96,9 @@ impl Bulk for NoWay {
     fn poll(&mut self, _: u64, sink: &mut dyn BulkSink) -> usize {
         self.loses.iter().map(|peer| sink.on_lost(*peer)).count()
     }
-    fn renew(&mut self, _: u64, _: &mut dyn BulkSink) {}
+    fn renew(&mut self, _: usize, _: u64, _: &mut dyn BulkSink) {
+        self.left.fetch_add(1, Ordering::Relaxed);
+    }
     fn forget(&mut self, _: PeerId, _: u64, _: &mut dyn BulkSink) {}
     fn fd(&self) -> BorrowedFd<'_> {
         self.bell.fd()

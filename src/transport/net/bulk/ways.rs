@@ -214,16 +214,16 @@ impl Bulk for Ways {
         rail: usize,
         open: &mut dyn FnMut(usize) -> Option<Box<dyn Bulk>>,
         (now, sink): (u64, &mut dyn BulkSink),
-    ) {
-        while self.rails.len() < rail {
-            let Some(new) = open(self.rails.len() + 1) else { break };
+    ) -> bool {
+        while self.rc.is_some() && self.rails.len() < rail {
+            let Some(new) = open(self.rails.len() + 1) else { return false };
             if self.epoll.add(new.fd(), 0).is_err() {
-                break;
+                return false;
             }
             self.rails.push(new);
         }
         if self.at.get(&peer).copied().unwrap_or(0) == rail {
-            return;
+            return true;
         }
         // Keys and messages of the connection there would be taken for those of one here.
         if let Some(old) = self.rc_of(peer) {
@@ -238,6 +238,7 @@ impl Bulk for Ways {
             0 => self.at.remove(&peer),
             rail => self.at.insert(peer, rail),
         };
+        true
     }
 
     fn leave(&mut self, peer: PeerId, now: u64, sink: &mut dyn BulkSink) {
@@ -264,10 +265,11 @@ impl Bulk for Ways {
         n
     }
 
-    fn renew(&mut self, now: u64, sink: &mut dyn BulkSink) {
-        for number in 0..RAILS + self.rails.len() {
+    fn renew(&mut self, rail: usize, now: u64, sink: &mut dyn BulkSink) {
+        // The rv module's path is at the first port.
+        for number in if rail == 0 { RV..=RC } else { RC + rail..=RC + rail } {
             if let Some((way, mut guard)) = self.guarded(number, now, sink) {
-                way.renew(now, &mut guard);
+                way.renew(rail, now, &mut guard);
             }
         }
     }
@@ -325,13 +327,13 @@ mod tests {
     }
 
     /// The rv module, RC, and RC at two more ports, of which path number `loser` loses the peer in each poll; and how
-    /// often each had to leave the peer.
+    /// often each had to leave the peer, or to begin anew.
     fn ways(loser: Option<usize>, losses: &mut Losses) -> (Box<dyn Bulk>, Vec<Arc<AtomicUsize>>) {
         let path = |number| NoWay::losing((loser == Some(number)).then_some(PEER));
         let (paths, left): (Vec<_>, Vec<_>) = (0..4).map(path).unzip();
         let mut paths = paths.into_iter();
         let mut ways = Ways::of(paths.next(), paths.next()).unwrap().unwrap();
-        ways.on_rail(PEER, 2, &mut |_| paths.next(), (7, losses));
+        assert!(ways.on_rail(PEER, 2, &mut |_| paths.next(), (7, losses)));
         (ways, left)
     }
 
@@ -359,5 +361,29 @@ mod tests {
         ways.on_rail(PEER, 1, &mut |_| None, (8, &mut losses));
         ways.on_rail(PEER, 1, &mut |_| None, (9, &mut losses));
         assert_eq!((counts(&left), losses.0), (vec![0, 0, 0, 1], 0), "there were no keys");
+    }
+
+    #[test]
+    fn a_port_that_begins_anew_takes_no_other_along() {
+        let mut losses = Losses::default();
+        let (mut ways, left) = ways(None, &mut losses);
+        counts(&left);
+        let renewed = [vec![1, 1, 0, 0], vec![0, 0, 1, 0], vec![0, 0, 0, 1], vec![0; 4]];
+        for (rail, expected) in renewed.into_iter().enumerate() {
+            ways.renew(rail, 8, &mut losses);
+            assert_eq!(counts(&left), expected);
+        }
+    }
+
+    #[test]
+    fn a_peer_whose_port_has_no_path_yet_stays_where_it_is() {
+        let mut losses = Losses::default();
+        let ((rc, left), (there, _)) = (NoWay::losing(None), NoWay::losing(None));
+        let mut ways = Ways::of(None, Some(rc)).unwrap().unwrap();
+        assert!(!ways.on_rail(PEER, 1, &mut |_| None, (7, &mut losses)));
+        assert_eq!(left.swap(0, Ordering::Relaxed), 0, "it is where it was");
+        let mut there = Some(there);
+        assert!(ways.on_rail(PEER, 1, &mut |_| there.take(), (8, &mut losses)));
+        assert_eq!((left.load(Ordering::Relaxed), there.is_none()), (1, true));
     }
 }

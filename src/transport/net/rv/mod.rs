@@ -597,7 +597,7 @@ impl Bulk for Rv {
 
     /// The module stays with the port that it was attached to, and repairs broken connections itself. So nothing ends
     /// here; but no new connection is made while the endpoint is on another port.
-    fn renew(&mut self, _: u64, _: &mut dyn BulkSink) {
+    fn renew(&mut self, _: usize, _: u64, _: &mut dyn BulkSink) {
         self.port.away = !(self.port.is_home)();
     }
 

@@ -343,7 +343,7 @@ fn a_port_that_is_down_for_a_while_costs_no_connection() {
     });
     let goes = |world: &mut World, to: bool| {
         home.store(to, Ordering::Relaxed);
-        (0..2).for_each(|at| world.on(at, |bulk, now, told| bulk.renew(now, told)));
+        (0..2).for_each(|at| world.on(at, |bulk, now, told| bulk.renew(0, now, told)));
     };
     world.join(0, 1);
     world.lend(0, 1, 9000).unwrap();

@@ -2,6 +2,7 @@
 //! validated (PROTOCOL.md §7.13). The state machine above sees one link.
 
 use super::config::RdmaPolicy;
+use super::found::Found;
 use super::handles::HandleId;
 use super::introduction::{
     Call, CallKind, INTRODUCED_LEN, Place, is_greeting, read_news, read_trailer, with_trailer,
@@ -96,7 +97,7 @@ pub(super) struct Own {
 pub(super) struct PortInUse {
     /// Its device; kept while there is no queue pair, because the device reports when a port is up again.
     pub(super) device: Option<OpenDevice>,
-    /// The same for the bulk path, and how often it changed.
+    /// The same for the bulk path, and how often that changed.
     pub(super) spot: Spot,
     pub(super) moves: u64,
     /// It is in use, but has no UD queue pairs: only connections go through it.
@@ -164,8 +165,8 @@ pub(crate) struct Rdma {
     /// The next port, for peers that do not answer at this one.
     pub(super) next: Option<Box<Self>>,
     pub(super) opening: Opening,
-    /// Where there are several ports: peers that are reached at this one now, for the bulk path.
-    pub(super) found: Vec<Address>,
+    /// Where there are several ports: peers that have answered at this one, for the bulk path.
+    pub(super) found: Found,
     /// The number of the port, from 0 on.
     pub(super) rail: usize,
     /// The sender of the last datagram.
@@ -224,16 +225,24 @@ impl HybridLink {
         self.udp.local_addr()
     }
 
-    /// How often the device's part moved to another port; the bulk path must follow.
+    /// How often each port's part moved to another port, or began anew; the bulk path there must follow.
     #[inline]
-    pub(crate) fn moves(&self) -> u64 {
-        self.rdma.as_ref().map_or(0, |rdma| rdma.ports().map(|port| port.port.moves).sum())
+    pub(crate) fn moves(&self) -> impl Iterator<Item = u64> {
+        self.rdma.iter().flat_map(|rdma| rdma.ports().map(|port| port.port.moves))
     }
 
     /// A peer that is reached at the port of this number now: connections with it are to be made there.
     #[inline]
-    pub(crate) fn take_found(&mut self) -> Option<(Address, usize)> {
-        self.rdma.as_mut()?.take_found()
+    pub(crate) fn take_found(&mut self, now: u64) -> Option<(Address, usize)> {
+        self.rdma.as_mut()?.take_found(now)
+    }
+
+    /// The connection to `peer` could not follow it at `now`: it is found again later.
+    #[cold]
+    pub(crate) fn found_again(&mut self, peer: &Address, now: u64) {
+        if let Some(rdma) = &mut self.rdma {
+            rdma.found.again(peer, now);
+        }
     }
 
     /// The bulk path of the port of this number.
@@ -527,7 +536,7 @@ impl Rdma {
             given_up: HashMap::new(),
             next: None,
             opening: Opening::default(),
-            found: Vec::new(),
+            found: Found::default(),
             rail: 0,
             source: (u32::MAX, nobody),
             called: Vec::new(),
@@ -590,19 +599,6 @@ impl Rdma {
     fn has_arrived(&mut self) -> bool {
         self.link.as_mut().is_some_and(UdLink::has_arrived)
             || self.next.as_mut().is_some_and(|next| next.has_arrived())
-    }
-
-    #[inline]
-    fn take_found(&mut self) -> Option<(Address, usize)> {
-        let found = self.found.pop().map(|peer| (peer, self.rail));
-        found.or_else(|| self.next.as_mut()?.take_found())
-    }
-
-    /// `peer` is reached at this port.
-    fn note_found(&mut self, peer: &Address) {
-        if self.rail > 0 || self.next.is_some() {
-            self.found.push(*peer);
-        }
     }
 
     fn take_unreached(&mut self) -> Option<Address> {

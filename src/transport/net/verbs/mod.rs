@@ -7,6 +7,7 @@
 mod aside;
 mod choice;
 pub(crate) mod config;
+mod found;
 mod handles;
 mod hybrid;
 mod introduction;

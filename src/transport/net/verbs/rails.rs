@@ -6,6 +6,7 @@
 //! with the higher address waits for another round.
 
 use super::config::{NicName, RdmaSettings};
+use super::found::Reached;
 use super::hybrid::Rdma;
 use super::introduction::Place;
 use super::spot::Spot;
@@ -80,6 +81,43 @@ impl Rdma {
         let at = self.ways.position(peer);
         self.upkeep.untold = self.upkeep.untold.map_or(at, |untold| at.map(|at| at.min(untold)));
         self.upkeep.tend_at = 0;
+    }
+
+    /// `peer` has answered at this port.
+    pub(super) fn note_found(&mut self, peer: &Address) {
+        if self.rail > 0 || self.next.is_some() {
+            self.found.note(peer);
+        }
+    }
+
+    /// A peer that has answered, and the number of the port at which it is reached now.
+    #[inline]
+    pub(super) fn take_found(&mut self, now: u64) -> Option<(Address, usize)> {
+        self.next.as_ref()?;
+        self.gather_found();
+        if self.found.is_empty() {
+            return None;
+        }
+        let mut found = std::mem::take(&mut self.found);
+        let taken = found.take(now, |peer| self.reached(peer, false));
+        self.found = found;
+        taken
+    }
+
+    fn gather_found(&mut self) {
+        if let Some(next) = &mut self.next {
+            next.gather_found();
+            self.found.gather(&mut next.found);
+        }
+    }
+
+    /// Where `peer` is reached. `waits`: one before this port was in use, and may still answer.
+    fn reached(&mut self, peer: &Address, waits: bool) -> Option<Reached> {
+        if self.ways.open(peer).is_some() {
+            return Some(Reached { rail: self.rail, waits });
+        }
+        let waits = waits || !self.place.is_gone() && self.ways.is_suspect(peer);
+        self.next.as_mut()?.reached(peer, waits)
     }
 
     /// The place at which `peer` finds this endpoint.

@@ -107,6 +107,13 @@ impl<H> Ways<H> {
         usable.then_some(Open { place: &way.place, handle: &mut way.handle })
     }
 
+    /// Whether the path to `address` was in use, is not now, and may answer a challenge.
+    pub(super) fn is_suspect(&mut self, address: &Address) -> bool {
+        let is_closed = self.open(address).is_none();
+        self.find(address)
+            .is_some_and(|way| is_closed && way.state != State::Asked && way.place.number != 0)
+    }
+
     /// The peer at `address` says that its queue pair is at `place`. `nonce` is random.
     pub(super) fn learn(&mut self, address: &Address, place: Place, nonce: u64) {
         let ask = Ask { to: place, nonce };

@@ -711,7 +711,7 @@ impl<D: Device> Bulk for Rc<D> {
         n
     }
 
-    fn renew(&mut self, now: u64, sink: &mut dyn BulkSink) {
+    fn renew(&mut self, _: usize, now: u64, sink: &mut dyn BulkSink) {
         self.close(now, sink);
         self.connections.forget_failures();
         self.trouble = Failures::default();

@@ -723,7 +723,7 @@ fn what_was_taken_is_heard_of_before_its_window_ends() {
                 world.poll(0);
             }
             2 => world.with(0, |bulk, now, told| bulk.forget(PeerId(1), now, told)),
-            3 => world.with(0, |bulk, now, told| bulk.renew(now, told)),
+            3 => world.with(0, |bulk, now, told| bulk.renew(0, now, told)),
             _ => {
                 world.nodes[0].bulk.connections.doom(PeerId(1));
                 world.poll(0);
@@ -759,7 +759,7 @@ fn what_arrives_until_the_end_is_heard_of() {
                 }
                 2 => world.with(0, |bulk, now, told| bulk.leave(peer, now, told)),
                 3 => world.with(0, |bulk, now, told| bulk.forget(peer, now, told)),
-                _ => world.with(0, |bulk, now, told| bulk.renew(now, told)),
+                _ => world.with(0, |bulk, now, told| bulk.renew(0, now, told)),
             }
         }
         (0..3).for_each(|at| world.poll(at));
@@ -888,7 +888,7 @@ fn a_device_that_fails_is_opened_again_when_it_works() {
         world.fabric.lock().unwrap().dead.clear();
         assert_eq!(world.prepare(0, 1), Prepared::No, "not at once");
         if told {
-            world.with(0, |bulk, now, told| bulk.renew(now, told));
+            world.with(0, |bulk, now, told| bulk.renew(0, now, told));
         } else {
             world.now += PAUSE_MAX_NS;
         }
@@ -1125,7 +1125,7 @@ fn memory_that_stays_is_registered_once() {
     // A short segment is not copied to a bounce buffer.
     assert_eq!(registered(&mut world, STAGED_MAX, write), 0);
     assert!(world.nodes[1].bulk.staging.is_none());
-    world.with(1, |bulk, now, sink| bulk.renew(now, sink));
+    world.with(1, |bulk, now, sink| bulk.renew(0, now, sink));
     assert!(world.nodes[1].bulk.residents.is_empty(), "it ends with the device");
 }
 
