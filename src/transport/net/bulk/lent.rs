@@ -1,7 +1,8 @@
 //! Remote buffers (windows) that are advertised to peers for PUT rendezvous. Each has a slot, whose number and
 //! generation come back as the immediate of the write that fills it.
 
-use crate::transport::PeerId;
+use crate::telemetry::log;
+use crate::transport::{PeerId, Registered};
 
 /// Bits of an immediate for the slot's number, and above them for its generation. The rest is unused: the kernel's rv
 /// module needs the upper 9 bits.
@@ -10,6 +11,12 @@ const GENERATION_BITS: u32 = 11;
 
 /// Most remote buffers that can be advertised at the same time.
 pub(crate) const SLOTS_MAX: usize = 1 << INDEX_BITS;
+
+/// Most remote buffers that are advertised to one peer at a time.
+pub(crate) const PEER_WINDOWS: u32 = 32;
+/// How long all remote buffers may be with peers that fill none of them, nanoseconds. Then no message waits for one:
+/// nothing says when such a peer computes no more.
+const STILL_NS: u64 = 100_000_000;
 
 /// A remote buffer that a peer may write.
 pub(crate) struct Window<L> {
@@ -31,12 +38,15 @@ pub(crate) struct Lent<L> {
     slots: Vec<Slot<L>>,
     free: Vec<u32>,
     limit: usize,
+    /// When one more was first and last refused since one came back, nanoseconds.
+    refused: Option<(u64, u64)>,
 }
 
 impl<L> Lent<L> {
     /// At most `limit` at the same time, and at most [`SLOTS_MAX`].
     pub(crate) fn new(limit: usize) -> Self {
-        Self { slots: Vec::new(), free: Vec::new(), limit: limit.min(SLOTS_MAX) }
+        let limit = limit.min(SLOTS_MAX);
+        Self { slots: Vec::new(), free: Vec::new(), limit, refused: None }
     }
 
     /// Remote buffers that are advertised now.
@@ -46,6 +56,28 @@ impl<L> Lent<L> {
 
     pub(crate) fn is_full(&self) -> bool {
         self.len() >= self.limit
+    }
+
+    /// The answer to a peer with `theirs` remote buffers if it can have no further one at `now`.
+    pub(crate) fn refusal(&mut self, theirs: u32, now: u64) -> Option<Registered> {
+        if theirs >= PEER_WINDOWS {
+            return Some(Registered::Later);
+        }
+        if !self.is_full() {
+            return None;
+        }
+        // While this process is away, it does not notice what comes back.
+        let known = self.refused.filter(|(_, last)| now.saturating_sub(*last) < STILL_NS / 2);
+        let (since, _) = known.unwrap_or((now, now));
+        self.refused = Some((since, now));
+        if now - since < STILL_NS {
+            return Some(Registered::Later);
+        }
+        log::limited!(
+            "all {} remote buffers are with peers that do not write now: further long messages go as datagrams until they do",
+            self.limit
+        );
+        Some(Registered::No)
     }
 
     /// Adds a remote buffer. Returns its immediate; `None` when the limit is reached.
@@ -75,6 +107,7 @@ impl<L> Lent<L> {
         let window = slot.window.take_if(|window| window.peer == peer)?;
         slot.generation = (slot.generation + 1) & ((1 << GENERATION_BITS) - 1);
         self.free.push(index);
+        self.refused = None;
         Some(window)
     }
 
@@ -129,6 +162,22 @@ mod tests {
         for wrong in [u32::MAX, 1 << 31, 5] {
             assert!(lent.remove(PeerId(1), wrong).is_none() && lent.get(wrong).is_none());
         }
+    }
+
+    #[test]
+    fn nothing_waits_for_buffers_that_do_not_come_back() {
+        let mut lent = Lent::new(1);
+        assert_eq!(lent.refusal(PEER_WINDOWS - 1, 0), None);
+        let slot = lent.insert(window(1, 10)).unwrap();
+        let step = STILL_NS / 4;
+        let mut answers = |from: u64| [0, 1, 2, 3, 4].map(|n| lent.refusal(0, from + n * step));
+        let (later, no) = (Some(Registered::Later), Some(Registered::No));
+        assert_eq!(answers(7), [later, later, later, later, no]);
+        assert_eq!(answers(7 + 9 * STILL_NS), [later, later, later, later, no], "it was away");
+        assert_eq!(lent.refusal(PEER_WINDOWS, 7 + 10 * STILL_NS), later, "its own may come back");
+        lent.remove(PeerId(1), slot).unwrap();
+        lent.insert(window(1, 11)).unwrap();
+        assert_eq!(lent.refusal(0, 7 + 10 * STILL_NS), later, "one came back");
     }
 
     #[test]

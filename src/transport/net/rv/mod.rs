@@ -41,9 +41,8 @@ use std::sync::Arc;
 /// Longest remote buffer, if the module registers as much at once, and shortest message that is worth one, bytes.
 const WINDOW_MAX: usize = 1 << 20;
 const WINDOW_MIN: usize = 32 * 1024;
-/// Most remote buffers advertised to one peer at a time, and to all; most writes in flight to one peer, and to all. The
-/// event ring has room for more.
-const PEER_WINDOWS: u32 = 32;
+/// Most remote buffers advertised at a time; most writes in flight to one peer, and to all. The event ring has room for
+/// more.
 const WINDOWS: usize = 1024;
 const PEER_WRITES: u32 = 32;
 const WRITES: usize = 512;
@@ -479,15 +478,15 @@ impl Bulk for Rv {
         part: &SegmentList,
         purpose: Purpose,
         _: bool,
-        _: u64,
+        now: u64,
     ) -> Registered {
         let (Purpose::Receive { token }, Some(known)) = (purpose, self.peers.ready(peer)) else {
             return Registered::No;
         };
         let (connection, lent) = (known.id, known.link.lent);
-        if lent >= PEER_WINDOWS || self.lent.is_full() {
-            self.blocked = true;
-            return Registered::Later;
+        if let Some(refusal) = self.lent.refusal(lent, now) {
+            self.blocked |= refusal == Registered::Later;
+            return refusal;
         }
         let Some(lease) = self.register_range(part.first_addr(), part.len() as u64, true) else {
             self.counts.unregistered += 1;

@@ -43,8 +43,7 @@ const WINDOW_MAX: usize = 1 << 20;
 const WINDOW_MIN: usize = 32 * 1024;
 /// Longest message whose receiver may read it (GET rendezvous), bytes: all of it is registered before anything is sent.
 const OFFER_MAX: usize = 32 << 20;
-/// Most remote buffers advertised to one peer at a time, and to all peers together.
-const PEER_WINDOWS: u32 = 32;
+/// Most remote buffers advertised at a time.
 pub(super) const WINDOWS: usize = 1024;
 /// A connection that was not used for this long may be closed to make room for another, nanoseconds.
 const IDLE_NS: u64 = 20_000_000;
@@ -468,8 +467,8 @@ impl<D: Device> Rc<D> {
     /// Registers a remote buffer, which one write with notice by `peer` fills.
     fn lend(&mut self, peer: PeerId, part: &SegmentList, token: u64, now: u64) -> Registered {
         let Some(connection) = self.connections.ready_mut(peer) else { return Registered::No };
-        if connection.link.lent >= PEER_WINDOWS || self.lent.is_full() {
-            return Registered::Later;
+        if let Some(refusal) = self.lent.refusal(connection.link.lent, now) {
+            return refusal;
         }
         let Some(device) = &self.device else { return Registered::No };
         let lease = match device.register(part, true) {
