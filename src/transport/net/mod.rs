@@ -681,11 +681,7 @@ impl Net {
         let (numbers, used) = (&mut self.numbers, &mut self.used);
         let (mut n, mut beside) = (0, false);
         // New messages come after the ones that were kept.
-        while core.has_events() {
-            if n >= BATCH {
-                return n;
-            }
-            let Some(event) = core.take_event() else { break };
+        while let Some(event) = if n < BATCH { core.take_event() } else { None } {
             let Core { peers: inner, neighbours, .. } = &mut *core;
             let mut sink = Upwards {
                 inner,
@@ -701,6 +697,10 @@ impl Net {
             };
             sink.on_event(event);
             n += 1;
+        }
+        if core.has_events() {
+            let _ = self.bulk.as_mut().map(|bulk| say(bulk.as_mut(), &mut core.machine, now));
+            return n;
         }
         let (streams, bulk) = (&mut self.streams, &mut self.bulk);
         n += core.turn(now, |inner, neighbours| Upwards {
@@ -1363,16 +1363,16 @@ fn poll_bulk(bulk: &mut dyn Bulk, core: &mut Core, now: u64, sink: &mut dyn Bulk
     n
 }
 
-/// Sends the bulk path's messages. Returns their number.
+/// Sends the bulk path's messages, all of them: what the engine sends afterwards may rely on a connection that they begin
+/// or end. Returns their number.
 fn say(bulk: &mut dyn Bulk, machine: &mut Reliable, now: u64) -> usize {
-    for n in 0..BATCH {
-        if machine.has_many_notices() {
-            return n;
-        }
-        let Some((peer, message)) = bulk.next_control() else { return n };
+    let mut n = 0;
+    while !machine.has_many_notices() {
+        let Some((peer, message)) = bulk.next_control() else { break };
         machine.notify(peer, &message, now);
+        n += 1;
     }
-    BATCH
+    n
 }
 
 #[cfg(test)]

@@ -320,6 +320,18 @@ fn a_peer_without_room_holds_up_what_is_said_to_no_other_and_no_sleep() {
 }
 
 #[test]
+fn what_the_bulk_path_says_is_said_before_the_engine_goes_on() {
+    let (mut a, mut b) = (End::open(), End::open());
+    let there = acquaint(&mut a, &mut b);
+    let to = a.net.numbers.inner(there).unwrap();
+    let over = |connection| Message::Over { connection, broken: true }.encode(Way::Rc);
+    let all = (0..2 * BATCH as u32).map(|number| (to, over(number)));
+    a.net.bulk = Some(NoWay::saying(all));
+    a.poll();
+    assert!(!a.net.bulk.as_ref().unwrap().has_work(), "each ends a connection");
+}
+
+#[test]
 fn an_endpoint_that_is_started_later_is_met() {
     let (mut a, gone) = (End::open(), End::open());
     let to = gone.net.me;

@@ -242,10 +242,16 @@ impl Reliable {
     /// Sends the notices that waited, and for which there is room now.
     pub(crate) fn notify_again(&mut self, now: u64) {
         if !self.notices.is_empty() {
-            let mut notices = std::mem::take(&mut self.notices);
-            notices.retry(|peer, header| self.takes(peer, header, now));
-            self.notices = notices;
+            self.retry_notices(|_| true, now);
         }
+    }
+
+    /// Retries the notices of those connections by number that `of` accepts.
+    #[cold]
+    fn retry_notices(&mut self, of: impl Fn(u32) -> bool, now: u64) {
+        let mut notices = std::mem::take(&mut self.notices);
+        notices.retry(of, |peer, header| self.takes(peer, header, now));
+        self.notices = notices;
     }
 
     /// So many notices wait that there should be no further ones.
@@ -264,6 +270,14 @@ impl Reliable {
         self.catch_up(now);
         let unconnected = SendError::Unreachable(Errno(libc::ENOTCONN));
         let place = self.table.place_of(peer).ok_or(unconnected)?;
+        let id = self.table.at(place).ok_or(unconnected)?.id;
+        // Nothing overtakes a notice: the peer ends its queue pair before it handles what follows (PROTOCOL.md §7.14).
+        if self.notices.wait_for(id) {
+            self.retry_notices(|waiting| waiting == id, now);
+            if self.notices.wait_for(id) {
+                return Err(SendError::Again);
+            }
+        }
         let c = self.table.at(place).ok_or(unconnected)?;
         c.push(&mut self.shared, header, len, pack, shares, now)?;
         self.settle(place);
@@ -313,7 +327,7 @@ impl Reliable {
         }
         let Some(place) = self.table.place_of(peer) else { return false };
         let Some(c) = self.table.at(place) else { return false };
-        if self.blocked || !self.replies.is_empty() {
+        if self.blocked || !self.replies.is_empty() || self.notices.wait_for(c.id) {
             return false;
         }
         let mut turn = Turn { shared: &mut self.shared, link, now, sent: 0 };

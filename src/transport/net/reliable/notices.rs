@@ -23,8 +23,9 @@ pub(super) struct Notices {
 
 impl Notices {
     /// Some wait for the connection with number `id`.
+    #[inline]
     pub(super) fn wait_for(&self, id: u32) -> bool {
-        self.waiting.contains_key(&id)
+        self.count > 0 && self.waiting.contains_key(&id)
     }
 
     /// This one waits for the connection with number `id`, of `peer`.
@@ -34,10 +35,17 @@ impl Notices {
         self.count += 1;
     }
 
-    /// Removes those that `takes`, which is false where there is no room.
-    pub(super) fn retry(&mut self, mut takes: impl FnMut(PeerId, &[u8]) -> bool) {
+    /// Removes those of connections that `of` accepts by number, and that `takes`, which is false where there is no room.
+    pub(super) fn retry(
+        &mut self,
+        of: impl Fn(u32) -> bool,
+        mut takes: impl FnMut(PeerId, &[u8]) -> bool,
+    ) {
         let Self { waiting, count } = self;
-        waiting.retain(|_, Queue { peer, headers }| {
+        waiting.retain(|id, Queue { peer, headers }| {
+            if !of(*id) {
+                return true;
+            }
             let full = headers.iter().position(|header| !takes(*peer, header));
             let sent = full.unwrap_or(headers.len());
             headers.drain(..sent);

@@ -296,6 +296,38 @@ fn a_message_that_finds_no_memory_is_refused_as_a_whole() {
 }
 
 #[test]
+fn nothing_overtakes_a_notice_that_waits_for_room() {
+    for at_once in [false, true] {
+        let mut bench = Bench::connected();
+        while bench.send(b"long", 5000).is_ok() {}
+        let mut notices = 0;
+        while bench.a.machine.notices.is_empty() {
+            bench.a.machine.notify(PeerId(0), b"notice", bench.now);
+            notices += 1;
+        }
+        assert_eq!(
+            bench.send(b"later", 0),
+            Err(SendError::Again),
+            "there is no room for the notice"
+        );
+        // The acknowledgements come, and nobody retries the notice.
+        for _ in 0..50 {
+            bench.exchange(|_| true);
+        }
+        assert!(!bench.a.machine.notices.is_empty());
+        let Bench { a: End2 { machine, wire, .. }, now, .. } = &mut bench;
+        let left =
+            at_once && machine.send_at_once(PeerId(0), b"later", 0, |_, _| (), || *now, wire);
+        assert!(!left, "the general case knows about notices");
+        bench.send(b"later", 0).unwrap();
+        bench.exchange(|_| true);
+        let heard: Vec<_> = bench.b.heard.messages.iter().map(|(header, _)| &header[..]).collect();
+        let (last, before) = heard.split_last().unwrap();
+        assert_eq!((*last, before[before.len() - notices]), (&b"later"[..], &b"notice"[..]));
+    }
+}
+
+#[test]
 fn messages_of_a_burst_share_packets() {
     let mut bench = Bench::probed();
     let left: usize = (0..870).map(|n| bench.push(500, n, 8)).sum();

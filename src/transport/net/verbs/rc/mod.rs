@@ -501,9 +501,6 @@ impl<D: Device> Rc<D> {
         token: u64,
         now: u64,
     ) -> Result<Access, SendError> {
-        if self.connections.is(peer, to.connection, Phase::Agreed) {
-            self.begin(peer, now); // the RTR implies GO, and came first
-        }
         let doomed = self.connections.is_doomed(peer);
         let current = |c: &&mut Connection<D::Qp>| c.is_ready(to.connection);
         let Some(Connection { link, .. }) = self.connections.get_mut(peer).filter(current) else {
@@ -632,6 +629,9 @@ impl<D: Device> Bulk for Rc<D> {
         now: u64,
     ) -> Result<Access, SendError> {
         let key = Key::decode(&at.key).ok_or(STALE)?;
+        if self.connections.is(peer, key.connection, Phase::Agreed) {
+            self.begin(peer, now); // a key of the connection implies GO, and came first
+        }
         let to = Key { addr: key.addr.checked_add(at.offset).ok_or(STALE)?, ..key };
         match what {
             What::Put(how) if how.notify => return self.write(peer, local, &to, how.token, now),

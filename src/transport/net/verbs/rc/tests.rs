@@ -594,6 +594,43 @@ fn a_window_that_overtakes_go_is_written() {
 }
 
 #[test]
+fn a_region_that_overtakes_go_is_reached() {
+    let mut world = World::new(2, 4);
+    world.prepare(0, 1);
+    world.hear(0, 1);
+    world.hear(1, 0);
+    let (region, purpose) =
+        (OwnedBuffer::zeroed(100), Purpose::Region { id: 7, reads: true, writes: true });
+    let now = world.now;
+    let made = world.nodes[0].bulk.register(PeerId(1), &region.segments(), purpose, false, now);
+    let at = Remote { key: made.key().unwrap(), offset: 0 };
+    let source = OwnedBuffer::from(vec![5; 100]);
+    access(&mut world, &at, &source.segments(), What::Put(PUT)).unwrap();
+    world.settle();
+    assert_eq!((world.nodes[1].bulk.counts().made, bytes(&region)), (1, vec![5; 100]));
+}
+
+#[test]
+fn peers_that_write_nothing_hold_up_no_other() {
+    let mut world = World::new(34, 40);
+    assert!((1..34).all(|peer| world.prepare(0, peer) == Prepared::Later));
+    world.settle();
+    for _ in 0..32 {
+        (1..33).for_each(|peer| world.lend(0, peer, 10).unwrap());
+    }
+    assert_eq!(world.lend(0, 33, 10), Err(SendError::Again));
+    for _ in 0..10 {
+        world.now += 10_000_000;
+        let _ = world.lend(0, 33, 10);
+    }
+    assert_eq!(world.lend(0, 33, 10), Err(STALE), "its message goes as fragments");
+    world.settle();
+    world.lend(0, 33, 10).unwrap();
+    world.settle();
+    assert_eq!(world.nodes[0].filled, 32 * 32 + 1);
+}
+
+#[test]
 fn the_budget_is_kept_and_the_idle_give_way() {
     let mut world = World::new(6, 2);
     for peer in 1..6 {
