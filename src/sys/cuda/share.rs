@@ -91,6 +91,11 @@ impl Failure {
     /// An allocation of a pool is longer than drivers import; no result of the driver.
     pub(crate) const TOO_LONG: Self = Self(-3);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
+
+    /// CUDA_ERROR_OUT_OF_MEMORY, or CUDA_ERROR_OPERATING_SYSTEM: it may be none later.
+    pub(crate) fn is_shortage(self) -> bool {
+        matches!(self.0, 2 | 304)
+    }
 }
 
 fn number(fd: &OwnedFd) -> usize {

@@ -173,6 +173,15 @@ impl Asked {
 }
 
 #[cfg(test)]
+impl Asked {
+    /// A question for whose answer the time is over.
+    pub(super) fn over() -> Self {
+        let socket = unix::listen(&text_of(random_u64())).unwrap();
+        Self { socket, until: 0 }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::sys::process;

@@ -152,6 +152,9 @@ impl Imports<Import> {
         if kind != Kind::Handle && !opens {
             return Err(Refusal::Record(Errno(libc::ESTALE)));
         }
+        let extent = Extent { start, len };
+        // Before its owner is asked for a descriptor, which may be for nothing.
+        self.make_way((name, &extent), most)?;
         let pool;
         let (part, sort) = match kind {
             Kind::Handle => (Part::Handle(handle), Sort::Memory),
@@ -161,8 +164,8 @@ impl Imports<Import> {
                 (Part::OfPool(pool.handle(), handle), Sort::OfPool)
             }
         };
-        let what = (name, site, Extent { start, len }, sort);
-        let added = self.add(what, most, || Import::open(site, &part, len as usize));
+        let what = (name, site, extent, sort);
+        let added = self.add(what, || Import::open(site, &part, len as usize));
         added.map_err(|refusal| match refusal {
             Refusal::Driver(failure) if kind != Kind::Handle => {
                 let its_pool = (place.of_pools(), record.pool);
@@ -208,7 +211,11 @@ impl Imports<Import> {
         };
         let Some(at) = self.asked.iter().position(serves) else {
             match Asked::new(place.pid(), record.door, place.number(), tag) {
-                Ok(asked) => self.asked.push(Question { name, pool, asked }),
+                Ok(asked) => {
+                    self.asked.push(Question { name, pool, asked });
+                    // The closer forgets it if nobody comes for the answer.
+                    self.wake();
+                }
                 Err(errno) if errno.is_would_block() => {}
                 // By the host, this time.
                 Err(errno) if errno.is_shortage() => {
@@ -258,16 +265,12 @@ impl<T> Imports<T> {
         Some(Arc::clone(&entry.open))
     }
 
-    fn add(
-        &mut self,
-        (name, site, extent, sort): (Name, Site, Extent, Sort),
-        most: usize,
-        mut open: impl FnMut() -> Result<T, Failure>,
-    ) -> Result<Arc<T>, Refusal> {
+    /// Closes what has to be closed before another one is opened.
+    fn make_way(&mut self, (name, extent): (Name, &Extent), most: usize) -> Result<(), Refusal> {
         let pid = name.0.pid();
         // The owner has freed what it had at these addresses before.
-        self.close(|old| old.name != name && old.pid() == pid && old.extent.overlaps(&extent));
-        let overlaps = |old: &&Closing<T>| old.pid == pid && old.extent.overlaps(&extent);
+        self.close(|old| old.name != name && old.pid() == pid && old.extent.overlaps(extent));
+        let overlaps = |old: &&Closing<T>| old.pid == pid && old.extent.overlaps(extent);
         if let Some(old) = self.closing.iter().find(overlaps).map(|old| old.number) {
             return Err(self.wait(old));
         }
@@ -278,6 +281,14 @@ impl<T> Imports<T> {
             }
             return Err(self.wait_for_any());
         }
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        (name, site, extent, sort): (Name, Site, Extent, Sort),
+        mut open: impl FnMut() -> Result<T, Failure>,
+    ) -> Result<Arc<T>, Refusal> {
         let mut opened = open();
         if opened.as_ref().err() == Some(&ALREADY_MAPPED) && self.in_the_way != Some(name) {
             self.close(Entry::is_idle);
@@ -385,9 +396,11 @@ impl<T> Imports<T> {
         }
     }
 
-    /// Gives the closer those that no access has used for long: the memory of their owners is in use as long as they are open.
+    /// Gives the closer those that no access has used for long, and forgets answers for which none has come: the memory of their
+    /// owners is in use as long.
     pub(super) fn expire(&mut self, now_ns: u64) {
         self.now_ns = now_ns.max(self.now_ns);
+        self.asked.retain(|question| !question.asked.is_over());
         self.close(|entry| entry.is_idle() && now_ns > entry.used_ns + UNUSED_NS);
     }
 
@@ -406,7 +419,7 @@ impl<T> Imports<T> {
     }
 
     pub(super) fn are_none(&self) -> bool {
-        self.entries.is_empty() && self.closing.is_empty()
+        self.entries.is_empty() && self.closing.is_empty() && self.asked.is_empty()
     }
 
     /// Closes those of a process that are idle: an endpoint of it, or of one that had its id, has departed.
@@ -473,7 +486,9 @@ mod tests {
             return Ok(open);
         }
         let sort = if name.1 % 10 == 9 { Sort::OfPool } else { Sort::Memory };
-        imports.add((name, DOUBLE, Extent { start, len: 100 }, sort), most, || {
+        let extent = Extent { start, len: 100 };
+        imports.make_way((name, &extent), most)?;
+        imports.add((name, DOUBLE, extent, sort), || {
             assert!(driver.borrow_mut().insert(name.1), "opened twice");
             Ok(Mapping(driver, name.1))
         })
@@ -617,9 +632,18 @@ mod tests {
             held = imports.lock().unwrap();
         }
         let what = (name(1, 1), DOUBLE, Extent { start: 0, len: 1 }, Sort::Memory);
-        held.0.add(what, 9, || Ok(())).unwrap();
+        held.0.add(what, || Ok(())).unwrap();
         drop(held);
         assert!(!closer.join().unwrap());
+    }
+
+    #[test]
+    fn an_answer_that_nobody_fetches_is_forgotten() {
+        let mut imports = Imports::<()>::default();
+        imports.asked.push(Question { name: name(1, 1), pool: 0, asked: Asked::over() });
+        assert!(!imports.are_none(), "the closer looks after it");
+        imports.expire(0);
+        assert!(imports.are_none());
     }
 
     #[test]
@@ -668,7 +692,7 @@ mod tests {
         open(&mut imports, &driver, (name(1, 1), 0), 9).unwrap();
         let extent = Extent { start: 0, len: 1 };
         let answers = [Err(ALREADY_MAPPED), Ok(())].map(|answer: Result<(), _>| {
-            let opened = imports.add((name(2, 2), DOUBLE, extent, Sort::Memory), 9, || {
+            let opened = imports.add((name(2, 2), DOUBLE, extent, Sort::Memory), || {
                 answer.map(|()| {
                     driver.borrow_mut().insert(2);
                     Mapping(&driver, 2)
@@ -683,19 +707,19 @@ mod tests {
         driver.borrow_mut().insert(5);
         let held = imports.find(name(2, 2), DOUBLE);
         let at_once =
-            imports.add((name(5, 5), DOUBLE, extent, Sort::Memory), 9, || answers.next().unwrap());
+            imports.add((name(5, 5), DOUBLE, extent, Sort::Memory), || answers.next().unwrap());
         assert!(at_once.is_ok() && held.is_some(), "nothing can be closed");
         drop((at_once, held));
         let still = [(); 3].map(|()| {
             let what = (name(4, 4), DOUBLE, extent, Sort::Memory);
-            let opened = imports.add(what, 9, || Err(ALREADY_MAPPED)).map(drop);
+            let opened = imports.add(what, || Err(ALREADY_MAPPED)).map(drop);
             close_all(&mut imports);
             opened
         });
         let refused = Err(Refusal::Driver(ALREADY_MAPPED));
         assert_eq!(still, [Err(Refusal::NotYet), refused, refused]);
-        let refused =
-            imports.add((name(3, 3), DOUBLE, Extent { start: 0, len: 1 }, Sort::Memory), 9, || {
+        let refused = imports
+            .add((name(3, 3), DOUBLE, Extent { start: 0, len: 1 }, Sort::Memory), || {
                 Err(Failure(217))
             });
         assert_eq!(refused.err(), Some(Refusal::Driver(Failure(217))));

@@ -369,6 +369,11 @@ impl CudaIpc {
             }
             // The sender's record was replaced meanwhile, which says nothing of the next one.
             Refusal::Record(Errno(libc::ESTALE)) => return unreachable(libc::ESTALE),
+            // Nor does a lack of descriptors, here or there.
+            Refusal::Record(errno) if errno.is_shortage() => return unreachable(libc::ESTALE),
+            Refusal::Descriptor(failure) if failure.is_shortage() => {
+                return unreachable(libc::ESTALE);
+            }
             Refusal::Busy => {
                 log::limited!(
                     "device memory of process {pid} is copied through the host: CUDA has not closed another allocation for long, which waits for kernels of this process"
@@ -759,6 +764,23 @@ mod tests {
         // This process has no context to fill it from.
         assert_eq!(get(&mut ipc, &host.segments(), key), Err(unreachable(libc::EFAULT)));
         assert_eq!(get(&mut ipc, &device, RemoteKey::new(MESSAGE)), Err(unreachable(libc::EINVAL)));
+    }
+
+    #[test]
+    fn a_shortage_says_nothing_of_a_peer() {
+        let mut ipc = with_peers();
+        for _ in 0..REFUSALS_MAX {
+            let refusals = [
+                Refusal::Record(Errno(libc::EMFILE)),
+                Refusal::Descriptor(mover::Failure(2)),
+                Refusal::Descriptor(mover::Failure(304)),
+            ];
+            for refusal in refusals {
+                assert_eq!(ipc.refuse(PEER, 7, refusal), STALE);
+            }
+        }
+        let peer = ipc.peer(PEER).unwrap();
+        assert_eq!((peer.refusals, peer.of_descriptors), (0, 0));
     }
 
     #[test]
