@@ -341,10 +341,7 @@ impl Import {
 impl Drop for Import {
     fn drop(&mut self) {
         let Some(open) = self.open.as_ref().filter(|_| self.home.is_here()) else { return };
-        // It has ended with its context, or with the driver.
-        if self.exists() {
-            let _ = Cuda::get().map(|cuda| cuda.close(open));
-        }
+        let _ = Cuda::get().map(|cuda| cuda.close(open));
     }
 }
 

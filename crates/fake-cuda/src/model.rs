@@ -312,11 +312,12 @@ impl Model {
     }
 
     /// The memory that a handle names. Failures: 400, 1.
-    pub(crate) fn mapping_of(&self, handle: &Handle) -> Answer<Mapping> {
+    pub(crate) fn mapping_of(&mut self, handle: &Handle) -> Answer<Mapping> {
         if handle.magic != MAGIC || handle.pid == std::process::id() {
             return Err(INVALID_HANDLE);
         }
-        let mapping = Mapping::open(handle.pid, handle.fd, handle.len as usize);
+        let at = self.allocations.place(handle.len as usize);
+        let mapping = Mapping::open(handle.pid, handle.fd, handle.len as usize, at);
         let mapping = mapping.ok_or(INVALID_VALUE)?;
         if lives(&mapping, handle.id) { Ok(mapping) } else { Err(INVALID_HANDLE) }
     }

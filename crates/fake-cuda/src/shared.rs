@@ -215,7 +215,7 @@ impl Model {
 
     pub(crate) fn import_of_pool(&mut self, handle: usize, what: &Handle) -> Answer<usize> {
         self.context().map_err(|_| INVALID_CONTEXT)?;
-        let pool = self.pool(handle)?;
+        let pool = Arc::clone(self.pool(handle)?);
         if pool.owner != (what.pid, what.pool) {
             violation("a pointer is imported from another pool than its own");
         }

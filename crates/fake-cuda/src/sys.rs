@@ -48,14 +48,14 @@ impl Mapping {
         Some(Self { fd, base: at, shadow, len, reserved: true })
     }
 
-    /// The bytes behind descriptor `fd` of process `pid`.
-    pub(crate) fn open(pid: u32, fd: i32, len: usize) -> Option<Self> {
+    /// The bytes behind descriptor `fd` of process `pid`, if possible at the address `at`.
+    pub(crate) fn open(pid: u32, fd: i32, len: usize, at: usize) -> Option<Self> {
         let path = format!("/proc/{pid}/fd/{fd}");
         let file = std::fs::OpenOptions::new().read(true).write(true).open(path).ok()?;
         let len = pages(len);
         let file = OwnedFd::from(file);
         (len_of(&file)? == len).then_some(())?;
-        Self::map(file, len, 0, false)
+        Self::map(file, len, at, false)
     }
 
     fn map(fd: OwnedFd, len: usize, at: usize, touchable: bool) -> Option<Self> {

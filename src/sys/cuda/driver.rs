@@ -133,6 +133,9 @@ pub(crate) struct Cuda {
     home: Home,
 }
 
+/// The primary contexts that were retained, once each. A reset of the device ends that too, and leaves the context inactive.
+static RETAINED: [AtomicUsize; DEVICES_MAX] = [const { AtomicUsize::new(0) }; DEVICES_MAX];
+
 static CUDA: OnceLock<Option<Cuda>> = OnceLock::new();
 
 /// What the driver says about an address of device memory.
@@ -297,10 +300,25 @@ impl Cuda {
         Ok(Context { handle, id })
     }
 
+    /// Whether the current context is this one, and not another one of its handle.
+    pub(super) fn is_current(&self, context: Context) -> bool {
+        // The driver takes 0 for the current one.
+        self.context(0).is_ok_and(|current| current.id == context.id)
+    }
+
+    /// Whether the current context may be the primary one of its device.
+    pub(super) fn may_be_primary(&self, context: Context) -> bool {
+        let (mut flags, mut active) = (0, 0);
+        let Ok(ordinal) = self.device() else { return true };
+        // SAFETY: locals of the right types.
+        let result = unsafe { (self.functions.primary_state)(ordinal, &mut flags, &mut active) };
+        let retained = usize::try_from(ordinal).ok().and_then(|ordinal| RETAINED.get(ordinal));
+        let retained = retained.map_or(0, |retained| retained.load(Ordering::Acquire));
+        result != 0 || active != 0 && [0, context.handle].contains(&retained)
+    }
+
     /// The primary context of a device, if the application has made it active. Failure: there is no such device.
     fn primary(&self, ordinal: c_int) -> Result<usize, Failure> {
-        /// Those that were retained, once each. A reset of the device ends that too, and leaves the context inactive.
-        static RETAINED: [AtomicUsize; DEVICES_MAX] = [const { AtomicUsize::new(0) }; DEVICES_MAX];
         let (mut flags, mut active, mut context) = (0, 0, std::ptr::null_mut());
         // SAFETY: locals of the right types.
         done(unsafe { (self.functions.primary_state)(ordinal, &mut flags, &mut active) })?;

@@ -58,6 +58,8 @@ pub(crate) enum Part {
 pub(crate) struct Import {
     sort: Sort,
     context: Context,
+    /// It ends with its context, as all of a device does that is reset.
+    ends: bool,
     start: u64,
     len: usize,
 }
@@ -179,8 +181,10 @@ impl Cuda {
         part: &Part,
         len: usize,
     ) -> Result<Import, Failure> {
+        let mut ends = true;
         let (sort, start) = self.within(context.handle(), || {
             let mut start = 0;
+            ends = matches!(part, Part::Handle(_)) || self.may_be_primary(context);
             Ok(match part {
                 Part::Handle(handle) => {
                     // SAFETY: a local; the driver checks the handle.
@@ -197,7 +201,7 @@ impl Cuda {
                 }
             })
         })?;
-        Ok(Import { sort, context, start, len })
+        Ok(Import { sort, context, ends, start, len })
     }
 
     /// Maps memory of another process, in the current context.
@@ -238,24 +242,35 @@ impl Cuda {
     }
 
     /// Closes it again. All copies from it have ended.
+    ///
+    /// A handle was closed by the end of its context, and something else may be at its address by now. The other kinds are of no
+    /// context, and are closed all the same; but not where a reset of the device may have ended "all resources associated with
+    /// the current device" (cuDevicePrimaryCtxReset).
     pub(crate) fn close(&self, import: &Import) -> Result<(), Failure> {
-        let Import { sort, context, start, len } = *import;
-        self.within(context.handle(), || {
-            // SAFETY: what `import` got, and closed once.
-            unsafe {
-                match sort {
-                    Sort::Handle => done((self.functions.ipc_close)(start)),
-                    // Freed when the call returns: its owner may free it then.
-                    Sort::OfPool => done((self.sharing()?.free)(start)),
-                    // It lasts as long as what is open of it.
-                    Sort::Pool => done((self.sharing()?.destroy_pool)(start)),
-                    Sort::Mapped => {
-                        let sharing = self.sharing()?;
-                        done((sharing.unmap)(start, len))?;
-                        done((sharing.free_addresses)(start, len))
-                    }
+        let mut is_there = false;
+        let closed = self.within(import.context.handle(), || {
+            is_there = self.is_current(import.context);
+            if is_there { self.close_now(import) } else { Ok(()) }
+        });
+        if is_there || import.ends { closed } else { self.close_now(import) }
+    }
+
+    fn close_now(&self, import: &Import) -> Result<(), Failure> {
+        let Import { sort, start, len, .. } = *import;
+        // SAFETY: what `import` got, and closed once.
+        unsafe {
+            match sort {
+                Sort::Handle => done((self.functions.ipc_close)(start)),
+                // Freed when the call returns: its owner may free it then.
+                Sort::OfPool => done((self.sharing()?.free)(start)),
+                // It lasts as long as what is open of it.
+                Sort::Pool => done((self.sharing()?.destroy_pool)(start)),
+                Sort::Mapped => {
+                    let sharing = self.sharing()?;
+                    done((sharing.unmap)(start, len))?;
+                    done((sharing.free_addresses)(start, len))
                 }
             }
-        })
+        }
     }
 }
