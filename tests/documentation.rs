@@ -92,6 +92,54 @@ fn the_man_page_has_every_variable_with_default_unit_and_example() {
 }
 
 #[test]
+fn the_man_page_has_every_option_of_an_endpoint() {
+    let (man, source) = (read("man/fi_udrv.7"), read("src/ofi/endpoint/options.rs"));
+    let names = source.match_indices("FI_OPT_").map(|(at, _)| &source[at..]);
+    let names: BTreeSet<&str> =
+        names.map(|rest| &rest[..rest.find(|c| !is_name(c)).unwrap_or(rest.len())]).collect();
+    assert!(names.len() > 10, "{names:?}");
+    // The level of all options.
+    for name in names.into_iter().filter(|name| *name != "FI_OPT_ENDPOINT") {
+        assert!(man.contains(name), "man/fi_udrv.7 has no {name}");
+    }
+}
+
+#[test]
+fn the_synopsis_has_every_option_of_each_command() {
+    let man = read("man/udrv.1");
+    let (_, synopsis) = man.split_once(".SH SYNOPSIS").expect("a synopsis");
+    let (synopsis, _) = synopsis.split_once(".SH DESCRIPTION").expect("its end");
+    for command in ["run", "info", "doctor", "key", "perf", "stat", "why", "top", "trace", "record"]
+    {
+        let folder = Path::new("crates/udrv-cli/src");
+        let file = folder.join(format!("{command}.rs"));
+        let file = if Path::new(env!("CARGO_MANIFEST_DIR")).join(&file).is_file() {
+            file
+        } else {
+            folder.join(command).join("mod.rs")
+        };
+        let source = read(&file.to_string_lossy());
+        let forms: String = synopsis
+            .split(".br\n")
+            .filter(|form| form.contains(&format!("udrv {command}")))
+            .collect();
+        let options = source.split("#[arg(").skip(1).filter(|option| option.starts_with("long"));
+        let mut count = 0;
+        for option in options {
+            let (attributes, field) = option.split_once(")]\n").expect("a field");
+            let field = field.trim_start().trim_start_matches("pub(crate) ");
+            let (name, _) = field.split_once(':').expect("its type");
+            let long = format!("\\-\\-{}", name.replace('_', "\\-"));
+            let short = attributes.contains("short").then(|| format!("\\-{}", &name[..1]));
+            let known = forms.contains(&long) || short.is_some_and(|short| forms.contains(&short));
+            assert!(known, "man/udrv.1, SYNOPSIS: udrv {command} has no {long}");
+            count += 1;
+        }
+        assert!(count > 0, "no options of {command}");
+    }
+}
+
+#[test]
 fn the_man_page_has_every_prov_errno() {
     let (man, header) = (read("man/fi_udrv.7"), read("include/rdma/fi_ext_udrv.h"));
     let causes = header.lines().filter_map(|line| line.trim().strip_prefix("FI_UDRV_CAUSE_"));

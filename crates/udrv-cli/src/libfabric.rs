@@ -2,8 +2,9 @@
 #![allow(unsafe_code)] // foreign functions
 
 use libfabric_sys::{
-    FI_CONTEXT, FI_CONTEXT2, FI_EP_RDM, FI_ORDER_SAS, FI_TAGGED, FI_THREAD_DOMAIN, fi_fabric_attr,
-    fi_info, fi_major, fi_minor, fi_param, fi_version, fid_fabric, fid_nic,
+    FI_CONTEXT, FI_CONTEXT2, FI_EP_RDM, FI_ORDER_SAS, FI_PARAM_STRING, FI_TAGGED, FI_THREAD_DOMAIN,
+    fi_fabric_attr, fi_info, fi_major, fi_minor, fi_param, fi_param_type, fi_provider, fi_version,
+    fid_fabric, fid_nic,
 };
 use libloading::Library;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -13,6 +14,14 @@ use std::ptr::{null, null_mut};
 type VersionFn = unsafe extern "C" fn() -> u32;
 type GetparamsFn = unsafe extern "C" fn(*mut *mut fi_param, *mut c_int) -> c_int;
 type FreeparamsFn = unsafe extern "C" fn(*mut fi_param);
+type ParamDefineFn = unsafe extern "C" fn(
+    *const fi_provider,
+    *const c_char,
+    fi_param_type,
+    *const c_char,
+    ...
+) -> c_int;
+type ParamGetFn = unsafe extern "C" fn(*const fi_provider, *const c_char, *mut c_void) -> c_int;
 type GetinfoFn = unsafe extern "C" fn(
     u32,
     *const c_char,
@@ -109,6 +118,22 @@ impl Libfabric {
         // SAFETY: the list that it made, not used again.
         unsafe { free(list) };
         Ok(found)
+    }
+
+    /// The text of the variable `FI_` and `name`, of the environment or of libfabric.conf, which libfabric reads from
+    /// release 1.18 on: fi_getparams tells of the environment alone. Libfabric writes it in its own log at the level info.
+    pub(crate) fn value(&self, name: &str) -> Option<String> {
+        let define = self.symbol::<ParamDefineFn>("fi_param_define").ok()?;
+        let get = self.symbol::<ParamGetFn>("fi_param_get").ok()?;
+        let name = CString::new(name).ok()?;
+        let mut found: *const c_char = null();
+        // SAFETY: C strings. A variable of libfabric's own, of this type, is a pointer to a C string that stays.
+        unsafe {
+            let core = null();
+            let rc = define(core, name.as_ptr(), FI_PARAM_STRING, c"%s".as_ptr(), c"-".as_ptr());
+            (rc == 0 && get(core, name.as_ptr(), (&raw mut found).cast()) == 0)
+                .then(|| text(found))?
+        }
     }
 
     /// The folder in which it looks for providers unless FI_PROVIDER_PATH is set: what it says about that variable.

@@ -9,6 +9,7 @@ mod doctor;
 mod fabric;
 mod find;
 mod info;
+mod job_key;
 mod key;
 mod libfabric;
 mod page;

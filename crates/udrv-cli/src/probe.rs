@@ -1,10 +1,11 @@
 //! `udrv probe`: loads a libfabric in a process of its own, and prints what it says. The other commands run it.
 #![allow(clippy::indexing_slicing)] // of JSON values: what is missing is null
 
-use crate::libfabric::Libfabric;
+use crate::job_key::{self, State, in_libfabric};
+use crate::libfabric::{Libfabric, Parameter};
 use crate::peer::Pair;
 use crate::watch::end_with_the_leader;
-use crate::{Outcome, bounded, find, key, page, run};
+use crate::{Outcome, bounded, find, page, run};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -46,6 +47,12 @@ impl Probe {
                 Err(why) => (json!({ "error": why }), Value::Null),
             };
         }
+        // Behind the list of variables, in which it leaves a second entry.
+        found["job_key"] = match in_libfabric(&libfabric) {
+            State::Missing => Value::Null,
+            State::Good => json!({ "refused": null }),
+            State::Bad(why) => json!({ "refused": why }),
+        };
         println!("{found}");
         Ok(ExitCode::SUCCESS)
     }
@@ -74,10 +81,15 @@ fn variables(libfabric: &Libfabric) -> Value {
     let all = libfabric.parameters().unwrap_or_default();
     let ours = all.into_iter().filter(|parameter| parameter.name.starts_with("FI_UDRV_"));
     let shown = |name: &str, value: Option<String>| match name {
-        key::VARIABLE => value.map(|_| "(set)".to_owned()),
+        job_key::VARIABLE => value.map(|_| "(set)".to_owned()),
         _ => value,
     };
-    ours.map(|p| json!({ "value": shown(&p.name, p.value), "name": p.name, "help": p.help }))
+    let value = |p: &Parameter| match p.name.as_str() {
+        // A program that asks libfabric for it has it in libfabric's log.
+        job_key::VARIABLE if p.value.is_some() => p.value.clone(),
+        name => libfabric.value(&name.trim_start_matches("FI_").to_ascii_lowercase()),
+    };
+    ours.map(|p| json!({ "value": shown(&p.name, value(&p)), "name": p.name, "help": p.help }))
         .collect()
 }
 

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 /// Where the kernel lists the devices; libibverbs and the provider obey the variable too.
 fn folder() -> PathBuf {
-    let root = std::env::var_os("SYSFS_PATH").unwrap_or_else(|| "/sys".into());
+    let moved = std::env::var_os("SYSFS_PATH").filter(|path| !path.is_empty());
+    let root = moved.unwrap_or_else(|| "/sys".into());
     Path::new(&root).join("class/infiniband")
 }
 

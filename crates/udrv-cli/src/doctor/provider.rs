@@ -3,7 +3,7 @@
 
 use super::{Finding, Verdict};
 use crate::probe::probe;
-use crate::{find, key};
+use crate::{find, job_key, key};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -122,28 +122,28 @@ fn takes_udrv(providers: &str) -> bool {
 
 fn job_key() -> Finding {
     const ABOUT: &str = "job key";
-    match key::of_variable() {
-        key::State::Good => return Finding::new(ABOUT, Verdict::Good, key::VARIABLE),
-        key::State::Bad(why) => {
-            let says = format!("{} {why}", key::VARIABLE);
-            return Finding::new(ABOUT, Verdict::Fail, says).remedy("16 to 256 bytes of text");
+    match key::variable() {
+        (job_key::State::Good, of) => return Finding::new(ABOUT, Verdict::Good, of),
+        (job_key::State::Bad(why), of) => {
+            return Finding::new(ABOUT, Verdict::Fail, format!("{of} {why}"))
+                .remedy("16 to 256 bytes of text");
         }
-        key::State::Missing => (),
+        (job_key::State::Missing, _) => (),
     }
-    let Some(path) = key::path() else {
+    let Some(path) = job_key::path() else {
         return Finding::new(
             ABOUT,
             Verdict::Warn,
             "none, and neither HOME nor XDG_CONFIG_HOME is set",
         );
     };
-    match key::state(&path) {
-        key::State::Good => Finding::new(ABOUT, Verdict::Good, path.display().to_string()),
-        key::State::Bad(why) => {
+    match job_key::state(&path) {
+        job_key::State::Good => Finding::new(ABOUT, Verdict::Good, path.display().to_string()),
+        job_key::State::Bad(why) => {
             Finding::new(ABOUT, Verdict::Fail, format!("{} {why}", path.display()))
                 .remedy("udrv key --replace")
         }
-        key::State::Missing => Finding::new(
+        job_key::State::Missing => Finding::new(
             ABOUT,
             Verdict::Warn,
             "none: other hosts of the network can talk to your processes",
