@@ -151,9 +151,9 @@ ran_over() { [ "$1" -eq 124 ] || [ "$1" -eq 137 ]; }
 
 # reproducible_rust: from now on cargo's compilers write no folder of this machine into what they make.
 reproducible_rust() {
-    local flags words
+    local flags words home=~
     read -ra words <<<"${RUSTFLAGS:-}"
-    words+=("--remap-path-prefix=$ROOT=." "--remap-path-prefix=${CARGO_HOME:-${HOME:-/root}/.cargo}=/cargo")
+    words+=("--remap-path-prefix=$ROOT=." "--remap-path-prefix=${CARGO_HOME:-$home/.cargo}=/cargo")
     printf -v flags '%s\x1f' "${words[@]}"
     export CARGO_ENCODED_RUSTFLAGS=${flags%$'\x1f'}
 }
