@@ -50,6 +50,9 @@ pub(super) fn negotiate(
     let ep = endpoint(&hints.ep)?;
     names_of_ours(hints)?;
     let caps = capabilities(hints, config)?;
+    if caps & (FI_RMA | FI_ATOMIC) != 0 {
+        at_most("ep_attr->max_order_war_size", hints.ep.max_order_war_size, MAX_BYTES)?;
+    }
     Ok(Attributes {
         caps,
         tx: transmit(caps, &hints.tx, config)?,
