@@ -16,7 +16,7 @@ fn calls() -> MutexGuard<'static, BTreeMap<&'static str, (u64, u64)>> {
 /// Counts a call of `function`. Returns which call of it this is, from 1 on; 0 if nobody needs to know.
 pub(crate) fn count(function: &'static str) -> u64 {
     let settings = Settings::get();
-    if settings.directory.is_none() && !settings.fails() {
+    if settings.directory.is_none() && !settings.counts() {
         return 0;
     }
     static AT_EXIT: Once = Once::new();

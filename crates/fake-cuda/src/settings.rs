@@ -64,9 +64,9 @@ impl Settings {
         self.first + ordinal as u64
     }
 
-    /// True if there is a failure for some function: calls have to be counted.
-    pub(crate) fn fails(&self) -> bool {
-        !self.failures.is_empty()
+    /// True if a call fails, or is late, by its number: calls have to be counted.
+    pub(crate) fn counts(&self) -> bool {
+        !self.failures.is_empty() || self.late.is_some()
     }
 }
 
