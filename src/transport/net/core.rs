@@ -317,5 +317,8 @@ fn turn(
     if machine.has_ready() {
         machine.poll_transmit(now, link);
     }
+    while let Some(address) = machine.take_gone() {
+        link.forget(&address);
+    }
     n
 }

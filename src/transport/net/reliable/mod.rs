@@ -74,6 +74,8 @@ pub(crate) struct Reliable {
     /// The acknowledgement in the last packet, which is read after its message was delivered.
     put_off: Option<PutOff>,
     notices: Notices,
+    /// Peers whose connection has ended, for the link.
+    gone: Vec<(PeerId, Address)>,
 }
 
 /// An acknowledgement that connection `id` received at `came`, nanoseconds, and has not processed yet: see
@@ -99,6 +101,7 @@ impl Reliable {
             blocked: false,
             put_off: None,
             notices: Notices::default(),
+            gone: Vec::new(),
         }
     }
 
@@ -483,6 +486,7 @@ impl Reliable {
         let Some(c) = self.table.remove(place) else { return };
         self.shared.half_open -= usize::from(c.handshake.phase == Phase::HalfOpen);
         let (peer, rival) = (c.peer, c.handshake.rival);
+        self.gone.push((peer, c.address));
         let known = c.known || c.handshake.is_established();
         let provisional = c.handshake.provisional && !known;
         let upto = c.acknowledged();
@@ -503,6 +507,17 @@ impl Reliable {
             self.shared.counts.departed += 1;
             sink.on_acknowledged(peer, upto);
             sink.on_departure(peer, departure);
+        }
+    }
+
+    /// A peer whose connection has ended, and that has no other one.
+    #[inline]
+    pub(crate) fn take_gone(&mut self) -> Option<Address> {
+        loop {
+            let (peer, address) = self.gone.pop()?;
+            if self.table.of(peer).is_none_or(|c| c.address != address) {
+                return Some(address);
+            }
         }
     }
 

@@ -245,6 +245,13 @@ impl HybridLink {
         }
     }
 
+    /// The peer at `address` is not connected to any more.
+    pub(crate) fn forget(&mut self, address: &Address) {
+        if let Some(rdma) = &mut self.rdma {
+            rdma.forget(address);
+        }
+    }
+
     /// The bulk path of the port of this number.
     pub(crate) fn bulk_at(&self, rail: usize) -> Option<Box<dyn Bulk>> {
         let port = self.rdma.as_ref()?.ports().nth(rail)?;

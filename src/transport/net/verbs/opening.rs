@@ -24,6 +24,12 @@ impl Opening {
         }
     }
 
+    /// `peer` is gone.
+    pub(super) fn forget(&mut self, peer: &Address) {
+        self.yielded.remove(peer);
+        self.stranded.retain(|other| other != peer);
+    }
+
     /// When to try again to open the next port, nanoseconds; `None`: no peer waits for it.
     pub(super) fn due_at(&self) -> Option<u64> {
         (!self.stranded.is_empty()).then_some(self.tried.until)

@@ -246,6 +246,21 @@ impl Rdma {
         }
     }
 
+    /// The peer at `address` is not connected to any more. That it was given up, if it was, stays known.
+    #[cold]
+    pub(super) fn forget(&mut self, address: &Address) {
+        if let Some(next) = &mut self.next {
+            next.forget(address);
+        }
+        self.silence.forget(address);
+        self.opening.forget(address);
+        self.source.0 = u32::MAX;
+        if let Some(at) = self.ways.forget(address) {
+            // Another peer has its number now, and may not have been told yet.
+            self.upkeep.untold = self.upkeep.untold.map(|untold| untold.min(at));
+        }
+    }
+
     /// A peer's queue pair was replaced, is gone, or its device has only connections now.
     #[cold]
     pub(super) fn on_news(&mut self, news: &Call) {
@@ -288,6 +303,28 @@ mod tests {
             assert_eq!(rdma.connects(&peer), !gone, "{there:?}");
             assert_eq!(rdma.ways.place(&peer), Some(there));
         }
+    }
+
+    #[test]
+    fn a_peer_that_is_gone_is_told_nothing_and_the_others_are() {
+        let mut rdma = Rdma::connecting();
+        rdma.next = Some(Box::new(Rdma::connecting()));
+        let peers = [1, 2, 3].map(|n| Address::from_text(&format!("10.0.0.{n}:1")).unwrap());
+        let place = Place { number: 5, ..rdma.place };
+        for peer in &peers {
+            rdma.learn(peer, place);
+            rdma.next.as_mut().unwrap().learn(peer, place);
+            rdma.opening.strand(peer);
+            rdma.opening.yielded.insert(*peer);
+        }
+        rdma.upkeep.untold = Some(2);
+        rdma.forget(&peers[0]);
+        let untold: Vec<_> = (0..4).map_while(|n| rdma.ways.peer(n)).copied().collect();
+        assert_eq!((untold, rdma.upkeep.untold), (vec![peers[2], peers[1]], Some(0)));
+        peers.iter().for_each(|peer| rdma.forget(peer));
+        let next = rdma.next.as_ref().unwrap();
+        assert_eq!((rdma.ways.peer(0), next.ways.peer(0)), (None, None));
+        assert!(rdma.opening.stranded.is_empty() && rdma.opening.yielded.is_empty());
     }
 
     #[test]

@@ -228,6 +228,22 @@ impl<H> Ways<H> {
         }
     }
 
+    /// The peer at `address` is gone: forgets it. Returns its number, which is that of another peer now.
+    pub(super) fn forget(&mut self, address: &Address) -> Option<usize> {
+        let at = self.by_address.remove(address)?;
+        self.last = (None, 0);
+        let way = self.list.swap_remove(at);
+        for place in [Some(way.place), way.next.map(|next| next.to)].into_iter().flatten() {
+            if self.by_number.get(&place.number) == Some(address) {
+                self.by_number.remove(&place.number);
+            }
+        }
+        if let Some(moved) = self.list.get(at) {
+            self.by_address.insert(moved.address, at);
+        }
+        Some(at)
+    }
+
     /// The number of a peer.
     pub(super) fn position(&self, address: &Address) -> Option<usize> {
         self.by_address.get(address).copied()
@@ -347,6 +363,25 @@ mod tests {
             }
         }
         assert_eq!(calls, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3072, 4096]);
+    }
+
+    #[test]
+    fn peers_that_are_gone_leave_nothing() {
+        let (mut ways, [a, b, c]) = (Ways::<()>::default(), [1, 2, 3].map(address));
+        for (peer, number) in [(&a, 5), (&b, 6), (&c, 7)] {
+            ways.learn(peer, place(number), 1);
+            assert!(ways.answered(peer, &place(number), 1).is_some());
+        }
+        ways.learn(&b, place(8), 2);
+        assert_eq!((ways.forget(&b), ways.forget(&b)), (Some(1), None));
+        assert_eq!((ways.peer(1), ways.position(&c), ways.peer(2)), (Some(&c), Some(1), None));
+        assert!(ways.open(&a).is_some() && ways.open(&b).is_none());
+        assert_eq!(ways.open(&c).unwrap().place, &place(7));
+        assert_eq!(ways.forget(&c), Some(1));
+        ways.forget(&a);
+        assert!(ways.list.is_empty() && ways.by_address.is_empty() && ways.by_number.is_empty());
+        ways.learn(&b, place(6), 3);
+        assert_eq!(ways.answered(&b, &place(6), 3), Some(Opened::First));
     }
 
     #[test]
