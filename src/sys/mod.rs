@@ -21,6 +21,7 @@ pub(crate) mod event;
 pub(crate) mod gate;
 pub(crate) mod hub;
 pub(crate) mod late_set;
+pub(crate) mod made_once;
 pub(crate) mod mappings;
 pub(crate) mod net;
 pub(crate) mod numbered;

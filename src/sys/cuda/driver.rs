@@ -5,10 +5,10 @@
 //! Not run on a GPU; on a double only (`crates/fake-cuda`).
 
 use crate::sys::dl::Library;
+use crate::sys::made_once::MadeOnce;
 use crate::sys::process::Home;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::mem::transmute;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A result of the driver, other than success.
@@ -136,7 +136,7 @@ pub(crate) struct Cuda {
 /// The primary contexts that were retained, once each. A reset of the device ends that too, and leaves the context inactive.
 static RETAINED: [AtomicUsize; DEVICES_MAX] = [const { AtomicUsize::new(0) }; DEVICES_MAX];
 
-static CUDA: OnceLock<Option<Cuda>> = OnceLock::new();
+static CUDA: MadeOnce<Option<Cuda>> = MadeOnce::new();
 
 /// What the driver says about an address of device memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -191,7 +191,7 @@ impl Cuda {
             let functions = Functions::of(&library)?;
             Some(Self { functions, sharing, identity, flags, home })
         };
-        CUDA.get_or_init(|| of(Library::open(c"libcuda.so.1")?)).as_ref()
+        CUDA.get_or_make(|| of(Library::open(c"libcuda.so.1")?)).as_ref()
     }
 
     /// The driver, if it was loaded by [`Self::open`].

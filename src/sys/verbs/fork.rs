@@ -6,18 +6,18 @@
 //! registration of the process.
 
 use super::library::Verbs;
+use crate::sys::made_once::MadeOnce;
 use crate::sys::process;
 use crate::telemetry::log;
 use rdma_core_sys::{IBV_FORK_DISABLED, IBV_FORK_UNNEEDED, ibv_fork_status};
-use std::sync::OnceLock;
 
 /// Whether the kernel copies pinned pages for a forked child; and why the application's memory must not be registered, if
 /// a fork would endanger it.
-static FORKS: OnceLock<(bool, Option<&'static str>)> = OnceLock::new();
+static FORKS: MadeOnce<(bool, Option<&'static str>)> = MadeOnce::new();
 
 /// To be called before the first registration.
 pub(super) fn prepare(verbs: &Verbs) {
-    FORKS.get_or_init(|| {
+    FORKS.get_or_make(|| {
         // SAFETY: the call asks for nothing; it may ask the kernel.
         let status = verbs.is_fork_initialized.map(|status| unsafe { status() });
         let copies = copies(process::kernel_is_at_least(5, 12), status);

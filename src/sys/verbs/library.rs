@@ -2,8 +2,8 @@
 
 use crate::sys::dl::Library;
 use crate::sys::errno::{Errno, Result};
+use crate::sys::made_once::MadeOnce;
 use crate::telemetry::log;
-use once_cell::sync::OnceCell;
 use rdma_core_sys::{
     _compat_ibv_port_attr, ibv_ah, ibv_ah_attr, ibv_async_event, ibv_comp_channel, ibv_context,
     ibv_cq, ibv_device, ibv_device_attr, ibv_fork_status, ibv_gid_entry, ibv_mr, ibv_pd, ibv_qp,
@@ -128,8 +128,8 @@ table! {
 /// The library, loaded by the first call. Errors: ENOSYS if it is missing or too old.
 pub(super) fn verbs() -> Result<&'static Verbs> {
     // The table stays valid: the library is never unloaded.
-    static VERBS: OnceCell<Verbs> = OnceCell::new();
-    VERBS.get_or_try_init(|| {
+    static VERBS: MadeOnce<Verbs> = MadeOnce::new();
+    VERBS.get_or_try_make(|| {
         let Some(library) = Library::open(c"libibverbs.so.1") else {
             log::info(format_args!("libibverbs.so.1 cannot be loaded: RDMA devices are not used"));
             return Err(Errno(libc::ENOSYS));

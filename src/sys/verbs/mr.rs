@@ -3,13 +3,14 @@
 use super::device::Pd;
 use super::owned::Owned;
 use crate::sys::errno::{Errno, Result};
+use crate::sys::made_once::MadeOnce;
 use rdma_core_sys::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_RELAXED_ORDERING,
     IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_access_flags, ibv_mr,
 };
 use std::io::Read;
 use std::ptr::with_exposed_provenance_mut;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// What a device may do with memory; each of the first three includes those before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -131,8 +132,8 @@ impl Registration {
 /// Whether devices reach their speed on this host only where the order on the bus is relaxed: AMD's processors, as UCX
 /// (ucs_cpu_prefer_relaxed_order) and NCCL find.
 pub(crate) fn prefers_any_order() -> bool {
-    static PREFERS: OnceLock<bool> = OnceLock::new();
-    *PREFERS.get_or_init(|| {
+    static PREFERS: MadeOnce<bool> = MadeOnce::new();
+    *PREFERS.get_or_make(|| {
         let mut first = Vec::new();
         let file = std::fs::File::open("/proc/cpuinfo");
         let read = file.and_then(|file| file.take(4096).read_to_end(&mut first));

@@ -9,13 +9,13 @@
 
 use super::JobKey;
 use crate::config::variable::Secret;
+use crate::sys::made_once::MadeOnce;
 use crate::sys::private_file::{self, Unfit};
 use crate::sys::process;
 use crate::telemetry::log;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 /// Longest `auth_key` and FI_UDRV_JOB_KEY, bytes.
 pub(crate) const SECRET_MAX: usize = 256;
@@ -126,10 +126,10 @@ pub(crate) fn of_auth_key(auth_key: &[u8]) -> JobKey {
 
 /// The key of endpoints for which the application gave none, and its source. The file is read once per process.
 pub(crate) fn of_environment(variable: Option<&Secret>) -> Result<(JobKey, Source), BadJobKey> {
-    static FILE_KEY: OnceLock<Result<Option<(JobKey, Source)>, BadJobKey>> = OnceLock::new();
+    static FILE_KEY: MadeOnce<Result<Option<(JobKey, Source)>, BadJobKey>> = MadeOnce::new();
     let found = match variable {
         Some(secret) => of_variable(&secret.0).map(Some),
-        None => FILE_KEY.get_or_init(|| own_file().map_or(Ok(None), |path| of_file(&path))).clone(),
+        None => FILE_KEY.get_or_make(|| own_file().map_or(Ok(None), |path| of_file(&path))).clone(),
     };
     match found {
         Ok(key) => Ok(key.unwrap_or_else(|| Source::Nothing.key(&[]))),

@@ -328,6 +328,27 @@ fn nothing_overtakes_a_notice_that_waits_for_room() {
 }
 
 #[test]
+fn a_peer_is_gone_when_its_last_connection_has_ended() {
+    for again in [false, true] {
+        let mut bench = Bench::connected();
+        assert_eq!(bench.a.machine.take_gone(), None);
+        bench.b.machine.close(bench.now, &mut bench.b.wire);
+        for packet in std::mem::take(&mut bench.b.wire.packets) {
+            let (from, condition) = (bench.b.address, Condition { congested: false, sound: false });
+            let End2 { machine, heard, .. } = &mut bench.a;
+            machine.on_datagram(bench.now, &from, &packet, condition, heard);
+        }
+        assert_eq!(bench.a.heard.events.last().unwrap(), "Closed");
+        if again {
+            bench.send(b"next", 0).unwrap();
+        }
+        let gone = bench.a.machine.take_gone();
+        assert_eq!(gone, (!again).then_some(bench.b.address));
+        assert_eq!(bench.a.machine.take_gone(), None);
+    }
+}
+
+#[test]
 fn messages_of_a_burst_share_packets() {
     let mut bench = Bench::probed();
     let left: usize = (0..870).map(|n| bench.push(500, n, 8)).sum();

@@ -1,10 +1,10 @@
 //! Registrations of the application's memory for the connections of an endpoint, and their cache.
 
 use crate::memory::cache::{self, Access, Cache, CachePolicy, CacheSettings, Limits, Monitor};
+use crate::sys::made_once::MadeOnce;
 use crate::sys::verbs::{Permission, RcPort, Registrar, Registration, fork_hazard};
 use crate::sys::{Errno, process};
 use crate::telemetry::log;
-use std::sync::OnceLock;
 
 /// The registration cache of one endpoint.
 pub(super) type Memory = Cache<Registrar>;
@@ -60,8 +60,8 @@ pub(super) fn reason(errno: Errno, limit: Option<usize>) -> String {
 #[cold]
 pub(super) fn tell_refused(errno: Errno) {
     /// The limit of a process rarely changes, and reading it takes system calls.
-    static LIMIT: OnceLock<Option<usize>> = OnceLock::new();
-    let limit = *LIMIT.get_or_init(process::locked_memory_limit);
+    static LIMIT: MadeOnce<Option<usize>> = MadeOnce::new();
+    let limit = *LIMIT.get_or_make(process::locked_memory_limit);
     log::limited!(
         cause: errno.0,
         "an RDMA device cannot register memory ({}): what would use it goes as datagrams",
