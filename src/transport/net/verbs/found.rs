@@ -161,6 +161,19 @@ mod tests {
     }
 
     #[test]
+    fn connections_follow_to_the_next_port_when_this_one_is_gone() {
+        let mut rdma = two_ports();
+        let other = Address::from_text("10.0.0.2:1").unwrap();
+        rdma.next.as_mut().unwrap().ways.learn(&other, there(), 12);
+        rdma.place = rdma.place.gone();
+        rdma.ways.reset(|| 13);
+        rdma.next.as_mut().unwrap().step_in();
+        assert_eq!(rdma.take_found(20), Some((peer(), 1)));
+        assert_eq!(rdma.take_found(20), None, "the other peer does not answer there");
+        assert_eq!(rdma.next.unwrap().upkeep.untold, Some(0), "it has to know where to answer");
+    }
+
+    #[test]
     fn a_peer_that_could_not_be_followed_is_passed_on_later() {
         let mut rdma = two_ports();
         rdma.found.again(&peer(), 30);

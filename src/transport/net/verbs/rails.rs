@@ -120,6 +120,19 @@ impl Rdma {
         self.next.as_mut()?.reached(peer, waits)
     }
 
+    /// The port before this one is gone: connections follow the peers that this one reaches, which are told of it.
+    pub(super) fn step_in(&mut self) {
+        for peer in self.ways.peers() {
+            if self.ways.open(&peer).is_some() {
+                self.note_found(&peer);
+            }
+        }
+        (self.upkeep.untold, self.upkeep.tend_at) = (Some(0), 0);
+        if let Some(next) = &mut self.next {
+            next.step_in();
+        }
+    }
+
     /// The place at which `peer` finds this endpoint.
     pub(super) fn home_for(&mut self, peer: &Address) -> Place {
         let open = self.ways.open(peer).is_some();

@@ -161,6 +161,9 @@ impl Rdma {
         self.upkeep.recovery.broke(now);
         self.settle(None);
         self.start_over();
+        if let Some(next) = &mut self.next {
+            next.step_in();
+        }
     }
 
     /// Forgets paths that were validated with the last queue pair.

@@ -249,6 +249,11 @@ impl<H> Ways<H> {
         self.by_address.get(address).copied()
     }
 
+    /// All peers.
+    pub(super) fn peers(&self) -> Vec<Address> {
+        self.list.iter().map(|way| way.address).collect()
+    }
+
     /// The peer number `at`, if there are so many.
     pub(super) fn peer(&self, at: usize) -> Option<&Address> {
         self.list.get(at).map(|way| &way.address)
