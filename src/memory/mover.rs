@@ -278,9 +278,10 @@ fn wait_for_answer(
 
 /// Waits until it is done, or fails; without a limit, because what is not done still changes memory.
 fn wait(mut is_done: impl FnMut() -> Result<bool, Failure>) -> Result<(), Failure> {
-    let begun = Instant::now();
+    let (begun, mut told) = (Instant::now(), false);
     while !is_done()? {
-        if begun.elapsed() > LONG {
+        if !told && begun.elapsed() > LONG {
+            told = true;
             log::limited!(
                 "a copy of device memory has not ended for 20 s, and is waited for: is the device stopped, or in use by others?"
             );
