@@ -24,9 +24,9 @@ use libc::iovec;
 use libfabric_sys::{
     FI_ADDR_UNSPEC, FI_AUTH_KEY, FI_CLAIM, FI_CLASS_SRX_CTX, FI_CLASS_STX_CTX, FI_COMPLETION,
     FI_DIRECTED_RECV, FI_DISCARD, FI_EAGAIN, FI_EINVAL, FI_ENABLE, FI_ENOENT, FI_ENOPROTOOPT,
-    FI_ENOSYS, FI_EOPBADSTATE, FI_GETOPSFLAG, FI_MULTI_RECV, FI_OPT_ENDPOINT,
-    FI_OPT_MIN_MULTI_RECV, FI_PEEK, FI_RECV, FI_SETOPSFLAG, FI_TRANSMIT, fi_addr_t, fi_msg,
-    fi_msg_tagged, fi_ops, fi_ops_ep, fi_ops_ep_2_7, fi_ops_msg, fi_ops_tagged, fi_rx_attr,
+    FI_ENOSYS, FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_GETOPSFLAG, FI_MULTI_RECV, FI_OPT_ENDPOINT,
+    FI_OPT_MIN_MULTI_RECV, FI_PEEK, FI_RECV, FI_SETOPSFLAG, FI_TRANSMIT, FI_TRIGGER, fi_addr_t,
+    fi_msg, fi_msg_tagged, fi_ops, fi_ops_ep, fi_ops_ep_2_7, fi_ops_msg, fi_ops_tagged, fi_rx_attr,
     fi_tx_attr, fid, fid_ep, fid_stx, fid_t,
 };
 use std::cell::Cell;
@@ -304,6 +304,9 @@ fn try_receive(
     let multi = op_flags & FI_MULTI_RECV != 0;
     if multi && (tagging.tagged || op_flags & special != 0) {
         return Err(FI_EINVAL);
+    }
+    if op_flags & FI_TRIGGER != 0 {
+        return Err(FI_EOPNOTSUPP); // triggered operations are an endpoint's
     }
     let op = ReceiveOp {
         segments: segments?,
