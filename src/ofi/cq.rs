@@ -92,10 +92,12 @@ impl Drop for Lent<'_> {
 }
 
 impl CqState {
-    /// False when the application must read entries before it may start more operations.
+    /// False when the application must read before it may start more operations, of those that write an `entry` or of
+    /// those that write none unless they fail.
     #[inline]
-    pub(crate) fn has_room(&self) -> bool {
-        self.entries.len() + self.errors.len() < self.size
+    pub(crate) fn has_room(&self, entry: bool) -> bool {
+        let entries = if entry { self.entries.len() } else { 0 };
+        entries + self.errors.len() < self.size
     }
 
     /// False when more entries wait to be read than the queue was made for: what has arrived is left where it is. One

@@ -8,9 +8,9 @@
 use super::lock::{Guard, Locked};
 use super::progress::Progress;
 use crate::protocol::{Cause, Completion, Direction, Failure, OpError, Report, UNKNOWN_SOURCE};
-use libfabric_sys::FI_ECANCELED;
+use libfabric_sys::{FI_ECANCELED, fi_addr_t};
 use std::cell::Cell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt::Debug;
 use std::ptr::addr_eq;
 use std::sync::{Arc, Weak};
@@ -45,6 +45,8 @@ pub(super) struct Kind {
     pub(super) direction: Direction,
     pub(super) tagged: bool,
     pub(super) tag: u64,
+    /// The peer that it is for; FI_ADDR_NOTAVAIL: no particular one.
+    pub(super) to: fi_addr_t,
 }
 
 /// Starts a checked operation of a live endpoint; called again after [`OpError::Again`].
@@ -112,7 +114,16 @@ impl Work {
         let (Owner::Endpoint(account) | Owner::Deferred { account, .. }) = &self.owner;
         account.report.context()
     }
+
+    /// The operations that start in the order of their thresholds: those of one context to one peer.
+    fn order(&self) -> Option<Order> {
+        let Action::Transfer { endpoint, kind, .. } = self.action else { return None };
+        Some((endpoint.cast::<()>().addr(), self.context(), self.receives(), kind.to))
+    }
 }
+
+/// Endpoint, context, whether that one receives, peer.
+type Order = (usize, u8, bool, fi_addr_t);
 
 /// A deferred operation that an endpoint has started.
 #[derive(Debug)]
@@ -153,20 +164,29 @@ pub(super) struct Ended {
 }
 
 impl Ended {
-    /// Counts the success. True: the endpoint must report it too, as for any other operation.
-    pub(super) fn succeed(&self, guard: &Guard<'_>) -> bool {
-        if let Some(counter) = &self.counter {
+    /// Counts the success. True: the endpoint must report it too, as for any other operation, and raises the counter
+    /// that is `bound` to it. One that is both counts once (fi_trigger.3).
+    pub(super) fn succeed(&self, bound: Option<*const ()>, guard: &Guard<'_>) -> bool {
+        let reported = self.account.report.entry();
+        if let Some(counter) = self.counter(bound, reported) {
             counter.raise(1, guard);
         }
-        self.account.report.entry()
+        reported
     }
 
     /// The same for a failure, which the endpoint must report if there is no counter.
-    pub(super) fn fail(&self, guard: &Guard<'_>) -> bool {
-        if let Some(counter) = &self.counter {
+    pub(super) fn fail(&self, bound: Option<*const ()>, guard: &Guard<'_>) -> bool {
+        let reported = self.account.report.entry() || self.counter.is_none();
+        if let Some(counter) = self.counter(bound, reported) {
             counter.count_error(guard);
         }
-        self.account.report.entry() || self.counter.is_none()
+        reported
+    }
+
+    /// The counter of the request, unless the endpoint's report is going to raise it.
+    fn counter(&self, bound: Option<*const ()>, reported: bool) -> Option<&Arc<dyn Count>> {
+        let is_bound = |own: &Arc<dyn Count>| Some(Arc::as_ptr(own).cast()) == bound;
+        self.counter.as_ref().filter(|own| !(reported && is_bound(own)))
     }
 }
 
@@ -239,19 +259,19 @@ impl Triggers {
         if std::mem::replace(&mut self.lists(guard).running, true) {
             return;
         }
-        // An operation without room keeps its place, and so do the later ones of its endpoint.
-        let mut starved: Vec<*const dyn Progress> = Vec::new();
+        // An operation without room keeps its place, and so do the later ones of its order.
+        let mut starved: HashSet<Option<Order>> = HashSet::new();
         let mut kept = VecDeque::new();
         while let Some(work) = { self.lists(guard).due.pop_front() } {
             match &work.action {
                 Action::Add(counter, by) => counter.raise(*by, guard),
                 Action::Set(counter, to) => counter.assign(*to, guard),
-                Action::Transfer { endpoint, .. } => {
-                    let endpoint = *endpoint;
-                    if starved.iter().any(|known| addr_eq(*known, endpoint)) {
+                Action::Transfer { .. } => {
+                    let order = work.order();
+                    if starved.contains(&order) {
                         kept.push_back(work);
                     } else if let Some(work) = self.start(work, guard) {
-                        starved.push(endpoint);
+                        starved.insert(order);
                         kept.push_back(work);
                     }
                 }
@@ -275,8 +295,7 @@ impl Triggers {
                 });
                 let key = (&raw const *record).expose_provenance() as u64;
                 self.lists(guard).started.insert(key, record);
-                let report = Report::new(true, account.report.context());
-                (start(guard, Account { context: key, report }), Some(key))
+                (start(guard, Account { context: key, ..*account }), Some(key))
             }
         };
         let Err(error) = outcome else {
@@ -284,13 +303,14 @@ impl Triggers {
             unsafe { &**endpoint }.rouse(guard);
             return None;
         };
-        if let Some(key) = key {
-            self.lists(guard).started.remove(&key);
-        }
         match error {
-            OpError::Again => Some(work),
+            OpError::Again => {
+                key.map(|key| self.lists(guard).started.remove(&key));
+                Some(work)
+            }
             OpError::Error(error) => {
-                fail(&work, error, Cause::NotStarted, guard);
+                // The endpoint finds the record of a deferred operation, as for one that fails later.
+                fail(&work, key, (error, Cause::NotStarted), guard);
                 None
             }
         }
@@ -338,7 +358,7 @@ impl Triggers {
             named && !found.replace(true)
         };
         if let Some(work) = self.take(guard, of).first() {
-            fail(work, FI_ECANCELED, Cause::Cancelled, guard);
+            fail(work, None, (FI_ECANCELED, Cause::Cancelled), guard);
             return Cancel::Done;
         }
         let mut started = self.lists(guard).started.iter();
@@ -367,30 +387,22 @@ impl Triggers {
     }
 }
 
-/// Reports that `work` failed without having been started.
-fn fail(work: &Work, error: i32, cause: Cause, guard: &Guard<'_>) {
+/// Reports that `work` failed without having been started. `record`: that of a deferred operation.
+fn fail(work: &Work, record: Option<u64>, (error, cause): (i32, Cause), guard: &Guard<'_>) {
     let Action::Transfer { endpoint, kind, .. } = &work.action else { return };
-    let (account, told) = match &work.owner {
-        Owner::Endpoint(account) => (*account, true),
-        Owner::Deferred { counter, account, .. } => {
-            let ended = Ended { counter: counter.clone(), account: *account };
-            (*account, ended.fail(guard))
-        }
+    let (Owner::Endpoint(account) | Owner::Deferred { account, .. }) = &work.owner;
+    let completion = Completion {
+        direction: kind.direction,
+        tagged: kind.tagged,
+        context: record.unwrap_or(account.context),
+        report: Report::new(true, account.report.context()),
+        len: 0,
+        buffer: 0,
+        data: None,
+        tag: kind.tag,
+        source: UNKNOWN_SOURCE,
+        buffer_released: false,
     };
-    if told {
-        let completion = Completion {
-            direction: kind.direction,
-            tagged: kind.tagged,
-            context: account.context,
-            report: Report::new(true, account.report.context()),
-            len: 0,
-            buffer: 0,
-            data: None,
-            tag: kind.tag,
-            source: UNKNOWN_SOURCE,
-            buffer_released: false,
-        };
-        // SAFETY: an endpoint takes its work back, under this lock, before it is freed.
-        unsafe { &**endpoint }.fail(&Failure { completion, error, overflow: 0, cause }, guard);
-    }
+    // SAFETY: an endpoint takes its work back, under this lock, before it is freed.
+    unsafe { &**endpoint }.fail(&Failure { completion, error, overflow: 0, cause }, guard);
 }

@@ -254,9 +254,10 @@ pub(crate) trait Host {
     fn book_epoch(&self) -> u64;
     /// False while more completions wait to be read than the queues were made for: nothing that arrives is taken in.
     fn takes_arrivals(&self) -> bool;
-    /// False while the queue that transmit context `context` reports to is full: it starts no operation then. Other
-    /// queues do not matter, because the application may read this one alone before it tries again.
-    fn has_room_for_sends(&self, context: u8) -> bool;
+    /// False while the queue of this transmit context has no room for what is to be reported: the operation does not
+    /// start then. One that writes no entry needs room only for an error. Other queues do not matter, because the
+    /// application may read this one alone before it tries again.
+    fn has_room_for_sends(&self, report: Report) -> bool;
     /// The local memory behind `range`, if peers have the right `right` to it.
     fn region(&self, range: &RemoteRange, right: Right) -> Result<Granted, Denied>;
     /// The id of the region with this key, and the region with the rights that peers may use by direct RMA, of which

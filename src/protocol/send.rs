@@ -68,7 +68,7 @@ impl<I: Iface> Engine<I> {
     /// Starts a send. `Again`: no room in the ring, in the completion queue or for another pending send. Sends that
     /// complete at once are reported before this returns.
     pub(crate) fn send(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
-        if !host.has_room_for_sends(op.report.context()) {
+        if !host.has_room_for_sends(op.report) {
             return Err(OpError::Again);
         }
         if self.try_send(op, host) { Ok(()) } else { self.send_any(op, host) }
@@ -80,7 +80,7 @@ impl<I: Iface> Engine<I> {
     pub(crate) fn try_send<B: Buffers>(&mut self, op: &SendOp<B>, host: &mut impl Host) -> bool {
         let Some(payload) = op.payload.one() else { return false };
         let ready = self.core.peers.get(op.peer).is_some_and(PeerState::is_ready);
-        if !ready || op.delivery || op.fence || !host.has_room_for_sends(op.report.context()) {
+        if !ready || op.delivery || op.fence || !host.has_room_for_sends(op.report) {
             return false;
         }
         if op.transmitted && self.iface.track(op.peer) {

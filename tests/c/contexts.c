@@ -1080,6 +1080,47 @@ static void what_waits_goes_with_its_context(void)
 	close_scalable(&a);
 }
 
+/* What is due at a context whose queue is full waits alone: other contexts start what is due there, for the same peer too. */
+static void a_full_queue_holds_up_its_context_alone(void)
+{
+	enum { FULL = 4096 };
+	struct fi_triggered_context2 waiting[2];
+	struct scalable a;
+	struct fid_cntr *cntr;
+
+	open_scalable(&a);
+	fi_addr_t self = learn(&a.domain, &a.sep->fid);
+
+	OK(fi_cntr_open(a.domain.domain, &(struct fi_cntr_attr){ 0 }, &cntr, NULL));
+	double end = now() + PATIENCE_S;
+
+	for (int sent = 0; sent < FULL;) {
+		ssize_t rc = fi_send(a.tx[0], outgoing, 0, NULL, fi_rx_addr(self, 0, BITS), NULL);
+
+		CHECK(rc == 0 || rc == -FI_EAGAIN);
+		CHECK(now() < end);
+		sent += rc == 0;
+		fi_cq_read(a.cq[COUNT], NULL, 0);
+	}
+	SAME(fi_send(a.tx[0], outgoing, 0, NULL, fi_rx_addr(self, 0, BITS), NULL), -FI_EAGAIN);
+	for (int i = 0; i < 2; i++) {
+		struct fi_msg send = { .addr = fi_rx_addr(self, 1, BITS), .context = &waiting[i] };
+
+		waiting[i] = (struct fi_triggered_context2){
+			.event_type = FI_TRIGGER_THRESHOLD,
+			.trigger.threshold = { .cntr = cntr, .threshold = 1 },
+		};
+		OK(fi_sendmsg(a.tx[i], &send, FI_TRIGGER | FI_COMPLETION));
+	}
+	OK(fi_cntr_add(cntr, 1));
+	CHECK(wait_for(a.cq[1], NULL, 0, NULL).op_context == &waiting[1]);
+	for (int i = 0; i < FULL; i++)
+		CHECK(!wait_for(a.cq[0], NULL, 0, NULL).op_context);
+	CHECK(wait_for(a.cq[0], NULL, 0, NULL).op_context == &waiting[0]);
+	OK(fi_close(&cntr->fid));
+	close_scalable(&a);
+}
+
 /* A transmit context and the endpoint itself cancel no receive of the context with their number. */
 static void only_a_receive_context_cancels_its_receives(void)
 {
@@ -1242,6 +1283,7 @@ static const struct {
 	{ "contexts come and go", contexts_come_and_go },
 	{ "a context that is not closed keeps its receives", a_context_that_is_not_closed_keeps_its_receives },
 	{ "what waits goes with its context", what_waits_goes_with_its_context },
+	{ "a full queue holds up its context alone", a_full_queue_holds_up_its_context_alone },
 	{ "only a receive context cancels its receives", only_a_receive_context_cancels_its_receives },
 	{ "targets need no queue", targets_need_no_queue },
 	{ "one-sided operations have contexts", one_sided_operations_have_contexts },

@@ -395,6 +395,23 @@ static void deferred_rma(struct side *me)
 		SAME(fi_cntr_readerr(done), 1);
 		SAME(fi_cntr_read(done), 2);
 		nothing_in(me->tx, 20);
+		/* The endpoint's own counter counts an operation once, reported or not: those that succeed, and those that fail. */
+		for (uint64_t i = 0; i < 4; i++) {
+			bool fails = i / 2, reported = i % 2;
+
+			rma_at(me, &c, FI_OP_WRITE, by, 1, me->rma[WRITES], local, LEN, fails ? KEY + 1 : KEY);
+			c.rma.flags = reported ? FI_COMPLETION : 0;
+			OK(queue_work(me, &c.work));
+			while (fi_cntr_read(me->rma[WRITES]) + fi_cntr_readerr(me->rma[WRITES]) < i + 1)
+				progress(me);
+			SAME(fi_cntr_read(me->rma[WRITES]), fails ? 2 : i + 1);
+			SAME(fi_cntr_readerr(me->rma[WRITES]), fails ? i - 1 : 0);
+			if (reported && fails)
+				SAME(failure(me->tx).err, FI_EKEYREJECTED);
+			else if (reported)
+				CHECK(completion(me->tx).op_context == &c);
+			nothing_in(me->tx, 20);
+		}
 		OK(fi_close(&by->fid));
 		OK(fi_close(&done->fid));
 		barrier(me);
@@ -405,6 +422,126 @@ static void deferred_rma(struct side *me)
 	free(memory);
 	free(local);
 	free(back);
+}
+
+/* A queue without room holds up nothing that writes no entry to it. */
+static void deferred_beside_full_queue(struct side *me)
+{
+	enum { FULL = 2, SILENT = 3 };
+	struct setup setup = {
+		.caps = CAPS, .cq_size = FULL, .counters = true, .rma_counters = true, .bind_flags = FI_SELECTIVE_COMPLETION,
+	};
+	uint64_t memory[2] = { 0 }, got[FULL + SILENT], words[FULL];
+	struct fid_mr *mr = NULL;
+	struct request a, b;
+
+	side_begin(me, &setup);
+	if (me->rank == 1) {
+		OK(fi_mr_reg(me->domain, memory, sizeof(memory), FI_REMOTE_WRITE, 0, KEY, 0, &mr, NULL));
+		for (int i = 0; i < FULL + SILENT; i++)
+			POST(me, fi_trecv(me->ep, &got[i], sizeof(*got), NULL, me->peer, 5, 0, NULL));
+		barrier(me);
+		OK(fi_cntr_wait(me->received, FULL + SILENT, PATIENCE_S * 1000));
+		barrier(me);
+		SAME(memory[0], 1);
+		SAME(memory[1], 2);
+		OK(fi_close(&mr->fid));
+	} else {
+		struct fid_cntr *by = counter_of(me), *done = counter_of(me);
+		uint64_t one = 1, two = 2;
+
+		barrier(me);
+		for (int i = 0; i < FULL; i++) {
+			struct iovec part = { &words[i], sizeof(*words) };
+			struct fi_msg_tagged m = { .msg_iov = &part, .iov_count = 1, .addr = me->peer, .tag = 5 };
+
+			POST(me, fi_tsendmsg(me->ep, &m, FI_COMPLETION));
+		}
+		OK(fi_cntr_wait(me->sent, FULL, PATIENCE_S * 1000));
+		OK(queue_work(me, tagged_at(me, &a, FI_OP_TSEND, by, 1, done, &one, sizeof(one), 0)));
+		OK(queue_work(me, rma_at(me, &b, FI_OP_WRITE, by, 1, done, &one, sizeof(one), KEY)));
+		OK(fi_cntr_add(by, 1));
+		OK(fi_cntr_wait(done, 2, PATIENCE_S * 1000));
+		POST(me, fi_tinject(me->ep, &one, sizeof(one), me->peer, 5));
+		POST(me, fi_tsend(me->ep, &one, sizeof(one), NULL, me->peer, 5, NULL));
+		POST(me, fi_write(me->ep, &two, sizeof(two), NULL, me->peer, sizeof(two), KEY, NULL));
+		OK(fi_cntr_wait(me->sent, FULL + 2, PATIENCE_S * 1000));
+		OK(fi_cntr_wait(me->rma[WRITES], 1, PATIENCE_S * 1000));
+		/* What wants an entry waits. */
+		SAME(fi_tsendmsg(me->ep, &(struct fi_msg_tagged){ .addr = me->peer }, FI_COMPLETION), -FI_EAGAIN);
+		for (int i = 0; i < FULL; i++)
+			completion(me->tx);
+		nothing_in(me->tx, 20);
+		barrier(me);
+		OK(fi_close(&by->fid));
+		OK(fi_close(&done->fid));
+	}
+	side_end(me);
+}
+
+/* A peer that takes nothing holds up what is due to it alone. The peer is an endpoint of rank 0 that it does not poll. */
+static void trigger_beside_full_peer(struct side *me)
+{
+	enum { MOST = 1000000 };
+	struct setup setup = { .caps = CAPS };
+	uint64_t word = 7, got = 0;
+
+	side_begin(me, &setup);
+	if (me->rank == 1) {
+		POST(me, fi_trecv(me->ep, &got, sizeof(got), NULL, me->peer, word, 0, NULL));
+		completion(me->rx);
+		SAME(got, word);
+	} else {
+		struct side deaf = *me;
+		struct fi_triggered_context2 contexts[2];
+		struct fid_cntr *by = counter_of(me);
+		char name[NAME_MAX_LEN], *bytes = need(me->info->tx_attr->inject_size);
+		size_t len = me->info->tx_attr->inject_size;
+		fi_addr_t peer = me->peer, to;
+		int full = 0;
+
+		OK(fi_cq_open(me->domain, &(struct fi_cq_attr){ .format = FI_CQ_FORMAT_TAGGED }, &deaf.tx, NULL));
+		OK(fi_cq_open(me->domain, &(struct fi_cq_attr){ .format = FI_CQ_FORMAT_TAGGED }, &deaf.rx, NULL));
+		deaf.sent = deaf.received = NULL;
+		deaf.ep = another_endpoint(&deaf);
+		name_of(deaf.ep, name);
+		to = insert(me, name);
+		memset(bytes, 0, len);
+		/* The peer answers the first, and then no more: until there is no room for a short one, either. */
+		for (int i = 0; i < MOST && full < 2000; i++) {
+			ssize_t rc = fi_tinject(me->ep, bytes, full < 1000 ? len : sizeof(word), to, 1);
+
+			CHECK(rc == 0 || rc == -FI_EAGAIN);
+			if (rc)
+				full++;
+			else
+				full = full < 1000 ? 0 : 1000;
+			progress(i < 1000 ? &deaf : me);
+		}
+		SAME(full, 2000);
+		for (int i = 0; i < 2; i++) {
+			contexts[i] = at(by, 1);
+			me->peer = i ? peer : to;
+			OK(send_at(me, &contexts[i], &word, FI_TRIGGER | FI_COMPLETION));
+		}
+		OK(fi_cntr_add(by, 1));
+		CHECK(completion(me->tx).op_context == &contexts[1]);
+		nothing_in(me->tx, 20);
+		struct fi_cq_tagged_entry entry;
+		double end = now() + PATIENCE_S;
+
+		while (fi_cq_read(me->tx, &entry, 1) != 1) {
+			CHECK(now() < end);
+			progress(&deaf);
+		}
+		CHECK(entry.op_context == &contexts[0]);
+		OK(fi_close(&deaf.ep->fid));
+		OK(fi_close(&deaf.tx->fid));
+		OK(fi_close(&deaf.rx->fid));
+		OK(fi_close(&by->fid));
+		free(bytes);
+	}
+	side_end(me);
 }
 
 /* The buffers of work are read when it is due, also with FI_INJECT. */
@@ -914,6 +1051,8 @@ const struct group trigger_groups[] = {
 	{ "trigger_directed_by_another", directed_by_another },
 	{ "deferred_rma", deferred_rma },
 	{ "deferred_inject", deferred_inject },
+	{ "deferred_beside_full_queue", deferred_beside_full_queue },
+	{ "trigger_beside_full_peer", trigger_beside_full_peer },
 	{ "deferred_ends", deferred_ends },
 	{ "trigger_atomics", trigger_atomics },
 	{ "deferred_atomics", deferred_atomics },

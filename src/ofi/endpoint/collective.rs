@@ -346,7 +346,7 @@ unsafe fn try_start(handle: &EndpointFid, call: &Call) -> Result<(), i32> {
         engine.collective(&op, &mut host)
     };
     if op_flags & FI_TRIGGER != 0 {
-        let kind = Kind { direction: Direction::Collective, tagged: false, tag: 0 };
+        let kind = Kind { direction: Direction::Collective, tagged: false, tag: 0, to: call.group };
         // SAFETY: under FI_TRIGGER the context is a `fi_triggered_context` (fi_trigger.3).
         return unsafe { trigger(ep, kind, call.context, report, begin, &guard) };
     }

@@ -9,8 +9,8 @@ use crate::ofi::lock::Guard;
 use crate::ofi::progress::ProgressThread;
 use crate::ofi::trigger::{Count, Ended};
 use crate::protocol::{
-    Completion, Direction, Failure, Host, Receives, RemoteAccess, RemoteRange, Standing, Traffic,
-    UNKNOWN_SOURCE,
+    Completion, Direction, Failure, Host, Receives, RemoteAccess, RemoteRange, Report, Standing,
+    Traffic, UNKNOWN_SOURCE,
 };
 use crate::sys::clock;
 use crate::telemetry::trace::{self, Kind};
@@ -74,11 +74,6 @@ impl EndpointHost<'_> {
         state.region_keys.is_empty() || state.is_for(region, self.endpoint.given_key(self.guard))
     }
 
-    #[inline(always)]
-    fn is_roomy(&self, binding: &Option<QueueBinding>) -> bool {
-        self.queue_is(binding, CqState::has_room)
-    }
-
     /// Whether the queue, if there is one, is as `what` says.
     #[inline(always)]
     fn queue_is(&self, binding: &Option<QueueBinding>, what: impl Fn(&CqState) -> bool) -> bool {
@@ -95,6 +90,11 @@ impl EndpointHost<'_> {
         all(self.bindings()) && self.endpoint.bindings.read(self.guard).more.iter().all(all)
     }
 
+    /// The counter that counts the completion at the endpoint.
+    fn bound(&self, c: &Completion) -> Option<*const ()> {
+        self.route(c).1.map(|counter| Arc::as_ptr(counter).cast())
+    }
+
     /// The ended deferred operation, if the completion is one of those.
     #[inline]
     fn deferred(&self, c: &Completion) -> Option<Ended> {
@@ -109,7 +109,7 @@ impl EndpointHost<'_> {
     fn complete_deferred(&self, c: &Completion) {
         match self.deferred(c) {
             None => self.tell(c),
-            Some(ended) if ended.succeed(self.guard) => {
+            Some(ended) if ended.succeed(self.bound(c), self.guard) => {
                 self.tell(&Completion { context: ended.account.context, ..*c });
             }
             Some(_) => {}
@@ -181,7 +181,7 @@ impl Host for EndpointHost<'_> {
         let own;
         let f = match self.deferred(&f.completion) {
             None => f,
-            Some(ended) if ended.fail(self.guard) => {
+            Some(ended) if ended.fail(self.bound(&f.completion), self.guard) => {
                 let context = ended.account.context;
                 own = Failure { completion: Completion { context, ..f.completion }, ..*f };
                 &own
@@ -224,8 +224,9 @@ impl Host for EndpointHost<'_> {
     }
 
     #[inline(always)]
-    fn has_room_for_sends(&self, context: u8) -> bool {
-        self.is_roomy(&self.endpoint.bindings_of(context, self.guard).transmit)
+    fn has_room_for_sends(&self, report: Report) -> bool {
+        let queue = &self.endpoint.bindings_of(report.context(), self.guard).transmit;
+        self.queue_is(queue, |queue| queue.has_room(report.entry()))
     }
 
     fn shared_receives(&mut self) -> Option<&mut Receives> {

@@ -191,7 +191,7 @@ impl Accessing {
             Right::Read => Direction::Read,
             _ => Direction::Write,
         };
-        Kind { direction, tagged: false, tag: 0 }
+        Kind { direction, tagged: false, tag: 0, to: self.peer }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::ofi::lock::Guard;
 use crate::ofi::ops::fabric;
 use crate::ofi::progress::Progress;
 use crate::patience;
-use crate::protocol::Host;
+use crate::protocol::{Host, Report};
 use libfabric_sys::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{null, null_mut};
@@ -138,7 +138,7 @@ fn bindings_are_shared_while_they_are_read() {
     let mut hold = ep.domain.lock.lock();
     let (first, host) = (read(&ep, &hold), ep.host(&hold));
     assert!(std::ptr::eq(first, read(&ep, &hold)) && first.send_counter.is_none());
-    assert!(host.has_room_for_sends(0));
+    assert!(host.has_room_for_sends(Report::new(true, 0)));
     ep.change_bindings(0, &mut hold).eq = None;
     drop(hold);
     drop(ep);

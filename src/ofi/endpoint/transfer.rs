@@ -16,9 +16,9 @@ use crate::protocol::{
 use crate::transport::PeerId;
 use crate::transport::router::Router;
 use libfabric_sys::{
-    FI_ADDR_UNSPEC, FI_AUTH_KEY, FI_CLAIM, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DISCARD,
-    FI_EAGAIN, FI_EINVAL, FI_EIO, FI_EMSGSIZE, FI_ENOCQ, FI_ENOENT, FI_ENOSYS, FI_EOPBADSTATE,
-    FI_EOPNOTSUPP, FI_FENCE, FI_INJECT, FI_MATCH_COMPLETE, FI_MULTI_RECV, FI_PEEK,
+    FI_ADDR_NOTAVAIL, FI_ADDR_UNSPEC, FI_AUTH_KEY, FI_CLAIM, FI_COMPLETION, FI_DELIVERY_COMPLETE,
+    FI_DISCARD, FI_EAGAIN, FI_EINVAL, FI_EIO, FI_EMSGSIZE, FI_ENOCQ, FI_ENOENT, FI_ENOSYS,
+    FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_FENCE, FI_INJECT, FI_MATCH_COMPLETE, FI_MULTI_RECV, FI_PEEK,
     FI_REMOTE_CQ_DATA, FI_TRANSMIT_COMPLETE, FI_TRIGGER, FI_TRIGGER_THRESHOLD, fi_addr_t, fi_msg,
     fi_msg_tagged, fi_triggered_context, fid_ep, fid_t,
 };
@@ -412,7 +412,8 @@ impl Sending {
     }
 
     pub(super) fn kind(&self) -> Kind {
-        Kind { direction: Direction::Send, tagged: self.tagging.tagged, tag: self.tagging.tag }
+        let Tagging { tagged, tag, .. } = self.tagging;
+        Kind { direction: Direction::Send, tagged, tag, to: self.dest }
     }
 }
 
@@ -636,7 +637,8 @@ impl Receiving {
     }
 
     pub(super) fn kind(&self) -> Kind {
-        Kind { direction: Direction::Receive, tagged: self.tagging.tagged, tag: self.tagging.tag }
+        let Tagging { tagged, tag, .. } = self.tagging;
+        Kind { direction: Direction::Receive, tagged, tag, to: FI_ADDR_NOTAVAIL }
     }
 }
 

@@ -240,7 +240,7 @@ impl<I: Iface> Engine<I> {
         host: &mut impl Host,
     ) -> Result<(), OpError> {
         let invalid = OpError::Error(libc::EINVAL);
-        if !host.has_room_for_sends(op.report.context()) {
+        if !host.has_room_for_sends(op.report) {
             return Err(OpError::Again);
         }
         let group = self.core.collectives.groups.get(&op.group).ok_or(invalid)?;

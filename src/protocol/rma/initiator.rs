@@ -90,8 +90,7 @@ impl<I: Iface> Engine<I> {
         host: &mut impl Host,
     ) -> Result<(), OpError> {
         let core = &mut self.core;
-        if !host.has_room_for_sends(op.report.context()) || core.rma.pending() >= core.limits.tx_max
-        {
+        if !host.has_room_for_sends(op.report) || core.rma.pending() >= core.limits.tx_max {
             return Err(OpError::Again);
         }
         let shut = op.fence && !self.is_fence_open(op.peer);

@@ -6,7 +6,8 @@ use crate::memory::keys::{Denied, Granted, Region, RegionTable, Right};
 use crate::protocol::packet::Packet;
 use crate::protocol::{
     ANY_SOURCE, Completion, Direction, Engine, Failure, Host, Limits, OpError, PeekAction,
-    ReceiveOp, RemoteAccess, RemoteRange, RemoteRanges, RmaOp, SendOp, UNKNOWN_SOURCE,
+    ReceiveOp, RemoteAccess, RemoteRange, RemoteRanges, Report as Reported, RmaOp, SendOp,
+    UNKNOWN_SOURCE,
 };
 use crate::sys::cma::Range;
 use crate::transport::loopback::Loopback;
@@ -96,7 +97,7 @@ impl Host for TestHost {
         self.room
     }
 
-    fn has_room_for_sends(&self, _context: u8) -> bool {
+    fn has_room_for_sends(&self, _report: Reported) -> bool {
         self.room
     }
 

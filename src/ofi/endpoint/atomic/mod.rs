@@ -318,7 +318,7 @@ impl Changing {
             Form::Base => Direction::Update,
             Form::Fetch | Form::Compare => Direction::Fetch,
         };
-        Kind { direction, tagged: false, tag: 0 }
+        Kind { direction, tagged: false, tag: 0, to: self.peer }
     }
 }
 
