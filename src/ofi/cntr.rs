@@ -6,7 +6,7 @@ use super::guard::{data_entry, entries, waiting_entry};
 use super::lock::{Guard, Locked};
 use super::own::{Object, close as close_object, ours, own, own_behind_hooks};
 use super::progress::Progress;
-use super::source::Source;
+use super::source::{Source, this_thread};
 use super::table::{SLACK, Slack, Table, cancellable, stubs};
 use super::trigger::{Count, Work};
 use super::wait::{Conditional, Waitable, Waiter};
@@ -27,30 +27,82 @@ const QUEUE_MAX: usize = 65536;
 pub(crate) struct CntrState {
     value: u64,
     errors: u64,
-    /// The value and the errors that a call last told the application: a difference is an event that it has not seen,
-    /// and has to be told before it sleeps.
-    shown: (u64, u64),
+    /// How often each was changed. The same value may stand for other events: an application may set it back.
+    changes: Changes,
+    /// The changes that the application has been told of: later ones are events that it has not seen, and has to be
+    /// told of before it sleeps.
+    shown: Changes,
+    /// The threads that wait, and the number of changes that each has been told of. What another one has read meanwhile
+    /// is new to it, once.
+    told: Vec<(usize, u64)>,
     pub(crate) source: Source,
     /// Operations that wait for a value, by threshold; those with the same threshold in order of arrival.
     waiting: VecDeque<Work>,
 }
 
-impl CntrState {
-    /// The sum of both values: changes with every event.
-    fn sum(&self) -> u64 {
+/// Most threads that a counter knows; one that it has forgotten is told once more than needed.
+const TOLD_MAX: usize = 64;
+
+/// Numbers of changes of a counter's value and of its errors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Changes {
+    value: u64,
+    errors: u64,
+}
+
+impl Changes {
+    fn sum(self) -> u64 {
         self.value.wrapping_add(self.errors)
+    }
+}
+
+impl CntrState {
+    #[inline]
+    fn set_value(&mut self, to: u64) {
+        self.value = to;
+        self.changes.value += 1;
+    }
+
+    fn set_errors(&mut self, to: u64) {
+        self.errors = to;
+        self.changes.errors += 1;
     }
 
     /// The value, which the application is told.
     fn show_value(&mut self) -> u64 {
-        self.shown.0 = self.value;
+        self.shown.value = self.changes.value;
+        self.tell(this_thread());
         self.value
     }
 
     /// The errors, which the application is told.
     fn show_errors(&mut self) -> u64 {
-        self.shown.1 = self.errors;
+        self.shown.errors = self.changes.errors;
         self.errors
+    }
+
+    /// Notes that the thread is told of all changes. Returns whether there was none to tell it of.
+    fn tell(&mut self, thread: usize) -> bool {
+        let now = self.changes.sum();
+        if self.source.waiter.is_none() {
+            return true;
+        }
+        if let Some((_, told)) = self.told.iter_mut().find(|(known, _)| *known == thread) {
+            return std::mem::replace(told, now) == now;
+        }
+        if self.told.len() >= TOLD_MAX {
+            self.told.remove(0);
+        }
+        self.told.push((thread, now));
+        now == 0
+    }
+
+    /// Whether a thread that is about to sleep has seen all events.
+    fn has_seen(&mut self, thread: usize) -> bool {
+        let seen = self.changes == self.shown;
+        // An application that never asks for the errors hears of each change once, by this refusal, and then may sleep.
+        self.shown.errors = self.changes.errors;
+        self.tell(thread) && seen
     }
 
     /// Whether a waiting operation may be due.
@@ -143,7 +195,9 @@ pub(crate) unsafe fn open(
         state: Locked::new(CntrState {
             value: 0,
             errors: 0,
-            shown: (0, 0),
+            changes: Changes::default(),
+            shown: Changes::default(),
+            told: Vec::new(),
             source: Source::new(wait.waiter.clone()),
             waiting: VecDeque::new(),
         }),
@@ -201,16 +255,16 @@ impl Counter {
         Source::progress(&self.state, |state| &mut state.source, guard);
     }
 
-    /// Makes progress, and returns the sum of both values, which changes with every event.
+    /// Makes progress, and returns the number of events so far.
     pub(crate) fn poll(&self, guard: &Guard<'_>) -> u64 {
         self.progress(guard);
-        self.state(guard).sum()
+        self.state(guard).changes.sum()
     }
 
     /// Counts an operation that succeeded.
     #[inline]
     pub(crate) fn count(&self, guard: &Guard<'_>) {
-        self.change(guard, |state| state.value = state.value.wrapping_add(1));
+        self.change(guard, |state| state.set_value(state.value.wrapping_add(1)));
     }
 
     /// Changes a value, wakes waiting threads, and hands over the operations that have become due.
@@ -272,15 +326,15 @@ impl Counter {
 
 impl Count for Counter {
     fn raise(&self, by: u64, guard: &Guard<'_>) {
-        self.change(guard, |state| state.value = state.value.wrapping_add(by));
+        self.change(guard, |state| state.set_value(state.value.wrapping_add(by)));
     }
 
     fn assign(&self, to: u64, guard: &Guard<'_>) {
-        self.change(guard, |state| state.value = to);
+        self.change(guard, |state| state.set_value(to));
     }
 
     fn count_error(&self, guard: &Guard<'_>) {
-        self.change(guard, |state| state.errors = state.errors.wrapping_add(1));
+        self.change(guard, |state| state.set_errors(state.errors.wrapping_add(1)));
     }
 
     fn take_waiting(&self, guard: &Guard<'_>, pick: &dyn Fn(&Work) -> bool) -> Vec<Work> {
@@ -306,10 +360,7 @@ impl Waitable for Counter {
         let guard = self.domain.lock.lock();
         self.progress(&guard);
         let state = self.state(&guard);
-        let seen = (state.value, state.errors) == state.shown;
-        // An application that never asks for the errors hears of each change once, by this refusal, and then may sleep.
-        state.shown.1 = state.errors;
-        seen && state.source.arm_fd(&guard)
+        state.has_seen(this_thread()) && state.source.arm_fd(&guard)
     }
 
     fn end_wait(&self) {
@@ -365,11 +416,11 @@ unsafe extern "C" fn readerr(cntr: *mut fid_cntr) -> u64 {
 }
 
 entries! { data_entry -> c_int;
-    add "fi_cntr_add" (cntr: *mut fid_cntr, by: u64) => counter(cntr).update(|s| s.value = s.value.wrapping_add(by));
+    add "fi_cntr_add" (cntr: *mut fid_cntr, by: u64) => counter(cntr).update(|s| s.set_value(s.value.wrapping_add(by)));
     adderr "fi_cntr_adderr" (cntr: *mut fid_cntr, by: u64)
-        => counter(cntr).update(|s| s.errors = s.errors.wrapping_add(by));
-    set "fi_cntr_set" (cntr: *mut fid_cntr, to: u64) => counter(cntr).update(|s| s.value = to);
-    seterr "fi_cntr_seterr" (cntr: *mut fid_cntr, to: u64) => counter(cntr).update(|s| s.errors = to);
+        => counter(cntr).update(|s| s.set_errors(s.errors.wrapping_add(by)));
+    set "fi_cntr_set" (cntr: *mut fid_cntr, to: u64) => counter(cntr).update(|s| s.set_value(to));
+    seterr "fi_cntr_seterr" (cntr: *mut fid_cntr, to: u64) => counter(cntr).update(|s| s.set_errors(to));
 }
 
 unsafe extern "C-unwind" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c_int) -> c_int {

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 enum Object {
     Queue(Arc<CompletionQueue>),
-    /// A counter, and its value when it was last reported.
+    /// A counter, and its number of events when it was last reported.
     Counter(Arc<Counter>, u64),
 }
 

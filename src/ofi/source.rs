@@ -253,7 +253,7 @@ impl Source {
 }
 
 /// A number that no other thread of this process has now.
-fn this_thread() -> usize {
+pub(super) fn this_thread() -> usize {
     thread_local!(static PLACE: u8 = const { 0 });
     PLACE.with(|place| (&raw const *place).addr())
 }

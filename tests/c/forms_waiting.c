@@ -292,6 +292,76 @@ static void poll_set(struct side *me)
 	side_end(me);
 }
 
+/* Rank 1 sends a message when rank 0 asks, which does not look meanwhile. */
+static void one_more_is_there(struct side *me)
+{
+	char word[4];
+
+	tell(me, "next", 4);
+	hear(me, word, 4);
+}
+
+static void *read_beside(void *cntr)
+{
+	double end = now() + PATIENCE_S;
+
+	while (fi_cntr_read(cntr) != 2)
+		CHECK(now() < end);
+	return NULL;
+}
+
+/* An event is one, also where the application has set the value back and it is what it was; and for each thread. */
+static void counter_set_back(struct side *me)
+{
+	enum { ROUNDS = 10, ASKED = 2 * ROUNDS + 2 };
+	struct fi_poll_attr attr = { 0 };
+	struct fid_poll *set;
+	char buffer[8], word[4];
+	pthread_t thread;
+
+	side_begin(me, &(struct setup){ .wait_obj = FI_WAIT_FD, .counters = true, .threading = FI_THREAD_SAFE });
+	for (int i = 0; me->rank == 1 && i < ASKED; i++) {
+		hear(me, word, 4);
+		POST(me, fi_inject(me->ep, "back", 4, me->peer));
+		progress(me);
+		tell(me, "sent", 4);
+	}
+	for (int i = 0; me->rank == 0 && i < ASKED; i++)
+		POST(me, fi_recv(me->ep, buffer, 8, NULL, FI_ADDR_UNSPEC, NULL));
+	if (me->rank == 0) {
+		struct fid *fids[1] = { &me->received->fid };
+		void *ready[1];
+
+		OK(fi_poll_open(me->domain, &attr, &set));
+		OK(fi_poll_add(set, &me->received->fid, 0));
+		for (int i = 0; i < 2 * ROUNDS; i++) {
+			double end = now() + PATIENCE_S;
+
+			one_more_is_there(me);
+			/* That the value was set back is told, too. */
+			do {
+				while (i < ROUNDS ? fi_poll(set, ready, 1) == 0 : fi_trywait(me->fabric, fids, 1) == 0)
+					CHECK(now() < end);
+			} while (fi_cntr_read(me->received) == 0);
+			SAME(fi_cntr_read(me->received), 1);
+			OK(fi_cntr_set(me->received, 0));
+		}
+		SAME(fi_cntr_read(me->received), 0);
+		one_more_is_there(me);
+		for (double end = now() + PATIENCE_S; fi_cntr_read(me->received) != 1;)
+			CHECK(now() < end);
+		one_more_is_there(me);
+		OK(pthread_create(&thread, NULL, read_beside, me->received));
+		OK(pthread_join(thread, NULL));
+		/* What the other thread has seen is new to this one, once. Progress may move other things. */
+		SAME(fi_trywait(me->fabric, fids, 1), -FI_EAGAIN);
+		for (double end = now() + PATIENCE_S; fi_trywait(me->fabric, fids, 1);)
+			CHECK(now() < end);
+		OK(fi_close(&set->fid));
+	}
+	side_end(me);
+}
+
 struct waits {
 	struct fid_wait *set;
 	int stop;
@@ -889,6 +959,7 @@ const struct group waiting_groups[] = {
 	{ "elsewhere", elsewhere },
 	{ "counter-asleep", counter_asleep },
 	{ "counter-errors", counter_errors },
+	{ "counter-set-back", counter_set_back },
 	{ "posted-by-another", posted_by_another },
 	{ "looked-at-by-another", looked_at_by_another },
 	{ "exactly-full", exactly_full },
