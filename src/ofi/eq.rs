@@ -69,7 +69,7 @@ struct Joined {
 
 /// An endpoint that joins a group.
 pub(super) trait Join: Debug + Send + Sync {
-    /// Makes one turn of progress. False: all joins are over.
+    /// Makes one turn of progress. False: all joins are over, for the other members too as far as it depends on this one.
     fn progress_joins(&self) -> bool;
 }
 

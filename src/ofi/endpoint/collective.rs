@@ -14,6 +14,7 @@ use crate::ofi::table::{SLACK, Slack, Table, stubs};
 use crate::ofi::trigger::{Account, Kind};
 use crate::protocol::{Collective, CollectiveOp, Direction, Host, OpError};
 use crate::sys::clock::Deadline;
+use crate::telemetry::log;
 use crate::transport::PeerId;
 use libfabric_sys::{
     FI_ADDR_NOTAVAIL, FI_ALLGATHER, FI_ALLREDUCE, FI_ALLTOALL, FI_BARRIER, FI_BROADCAST,
@@ -213,7 +214,8 @@ fn met(
     }
 }
 
-/// Errors: EINVAL for a member that is not in the vector, or a group without this endpoint; those of connecting.
+/// Errors: EINVAL for a member that is not in the vector or is in the set twice, or a group without this endpoint;
+/// those of connecting.
 fn meeting(
     ep: &Endpoint,
     av: &AddressVector,
@@ -232,6 +234,12 @@ fn meeting(
     }
     let order = hash(&names);
     names.sort_unstable();
+    if names.windows(2).any(|two| two.first() == two.last()) {
+        log::limited!(
+            "an endpoint is in a set of addresses twice: it cannot join a group as two members"
+        );
+        return Err(invalid);
+    }
     let name = hash(&names);
     let engine = ep.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
     let own = engine.iface().address();

@@ -13,6 +13,7 @@ use crate::protocol::{
     Traffic, UNKNOWN_SOURCE,
 };
 use crate::sys::clock;
+use crate::telemetry::log;
 use crate::telemetry::trace::{self, Kind};
 use crate::transport::{Address, Figures, PeerId};
 use libfabric_sys::{
@@ -304,6 +305,12 @@ impl Host for EndpointHost<'_> {
     }
 
     fn joined(&mut self, group: u64, outcome: Result<(), i32>) {
+        if outcome == Err(libc::ESTALE) {
+            log::limited!(
+                "another member has joined groups of these members more often than this endpoint, as if this one had \
+                 been started again: the join fails; each try catches up by one"
+            );
+        }
         let eq = &self.bindings().eq;
         let known =
             self.endpoint.state(self.guard).groups.iter_mut().find(|known| known.group == group);

@@ -119,7 +119,9 @@ impl Join for Endpoint {
     fn progress_joins(&self) -> bool {
         let guard = self.domain.lock.lock();
         self.progress(By::Application, &guard);
+        // The last message of a join that has ended here may be what another member waits for.
         self.state(&guard).groups.iter().any(|known| known.joining.is_some())
+            || self.engine(&guard).is_some_and(|engine| engine.has_unsent_for_groups())
     }
 }
 

@@ -12,6 +12,8 @@ use std::collections::{HashMap, VecDeque};
 const HELD_MAX: usize = if cfg!(test) { 1 << 20 } else { 1 << 30 };
 /// Failure notices kept for groups that this member has not joined, at most.
 const NEWS_MAX: usize = 1024;
+/// In GONE: the sender itself, which does not know its number in the group.
+const SENDER: u32 = u32::MAX;
 /// Between the names of groups of the same members, and its inverse modulo 2^64.
 const NAME_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 const NAME_STEP_INVERSE: u64 = 0xf1de_83e1_9937_733d;
@@ -176,15 +178,17 @@ impl Collectives {
         };
         let total = usize::try_from(total).map_err(|_| ())?;
         let mut early = payload.len();
-        if let Some(known) = self.groups.values().find(|known| known.name == group) {
-            if known.broken.is_some() {
-                return Err(());
+        let known = self.groups.values().find(|known| known.name == group);
+        if known.map_or_else(|| self.has_left(group), |known| known.broken.is_some()) {
+            if what == What::Join.number() && offset == 0 {
+                self.refuse_join(peer, group);
             }
-            if known.running.front().is_some_and(|op| op.sequence == sequence) {
-                early = 0;
-            }
-        } else if self.has_left(group) {
             return Err(());
+        }
+        if known
+            .is_some_and(|known| known.running.front().is_some_and(|op| op.sequence == sequence))
+        {
+            early = 0;
         }
         let queue = self.arrived.entry((group, peer)).or_default();
         if offset == 0 {
@@ -210,19 +214,33 @@ impl Collectives {
         Ok(())
     }
 
-    pub(super) fn on_gone(&mut self, group: u64, member: usize, error: i32) {
+    /// Tells a peer that the group that it joins has ended here (PROTOCOL.md §4.17 rule 4). The peer has joined groups of
+    /// these members less often than this endpoint: it was started again, or a join of its own could not begin.
+    fn refuse_join(&mut self, peer: PeerId, group: u64) {
+        let packet =
+            CollectivePacket::Gone { group, member: SENDER, error: libc::ESTALE.unsigned_abs() };
+        if !self.outbox.iter().any(|known| (known.peer, known.packet) == (peer, packet)) {
+            self.outbox.push_back(Outgoing { peer, packet, bytes: Vec::new(), sent: 0 });
+        }
+    }
+
+    pub(super) fn on_gone(&mut self, group: u64, member: u32, (from, error): (PeerId, i32)) {
         self.ready = true;
         if let Some(group) = self.groups.values_mut().find(|known| known.name == group) {
-            group.leave(member, error);
+            let sender = || group.members.iter().position(|member| member.peer == Some(from));
+            let member = if member == SENDER { sender() } else { Some(member as usize) };
+            if let Some(member) = member {
+                group.leave(member, error);
+            }
             return;
         }
-        if self.has_left(group) {
+        if member == SENDER || self.has_left(group) {
             return;
         }
         if self.news.len() >= NEWS_MAX {
             self.news.pop_front();
         }
-        self.news.push_back((group, member, error));
+        self.news.push_back((group, member as usize, error));
     }
 
     /// The next message from `peer`, if it is complete or will never be.

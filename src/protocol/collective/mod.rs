@@ -58,7 +58,7 @@ impl Core {
             }
             Some(CollectivePacket::Gone { group, member, error }) => {
                 let error = i32::try_from(error).unwrap_or(libc::EPROTO);
-                self.collectives.on_gone(group, member as usize, error);
+                self.collectives.on_gone(group, member, (peer, error));
                 Ok(())
             }
             Some(CollectivePacket::Hello) => Ok(()),
@@ -147,6 +147,11 @@ impl Core {
 }
 
 impl<I: Iface> Engine<I> {
+    /// Whether messages to members of groups wait for room.
+    pub(crate) fn has_unsent_for_groups(&self) -> bool {
+        self.core.collectives.has_unsent()
+    }
+
     /// The id that [`Engine::join`] will return next.
     pub(crate) fn name_of_next_group(&self) -> u64 {
         self.core.collectives.next

@@ -488,3 +488,72 @@ fn messages_of_a_group_that_was_left_are_not_kept() {
     world.settle();
     world.assert_empty();
 }
+
+/// The groups that two endpoints have joined, or are joining.
+#[derive(Default)]
+struct Tries([Option<u64>; 2]);
+
+impl Tries {
+    /// Each of `who` that is in no group begins to join; those of all whose join fails leave it.
+    fn again(&mut self, world: &mut World, who: &[usize]) {
+        for at in who.iter().copied().filter(|at| self.0[*at].is_none()).collect::<Vec<_>>() {
+            let peers = [world.peer(at, 0), world.peer(at, 1)];
+            let node = world.node(at);
+            let id = node.engine.join(&peers, at, 77, 5, false, &mut node.host).unwrap();
+            self.0[at] = Some(id);
+        }
+        world.settle();
+        for (at, group) in self.0.iter_mut().enumerate() {
+            for (id, outcome) in std::mem::take(&mut world.node(at).host.joined) {
+                assert!([Ok(()), Err(libc::ESTALE)].contains(&outcome), "{outcome:?}");
+                if outcome.is_err() {
+                    leave(world, at, id);
+                    *group = None;
+                }
+            }
+        }
+    }
+}
+
+fn leave(world: &mut World, at: usize, group: u64) {
+    let node = world.node(at);
+    node.engine.leave_group(group, &mut node.host);
+}
+
+/// The members of a pair, of which one is replaced, know different numbers of their groups.
+#[test]
+fn a_member_that_starts_again_joins_after_as_many_tries_as_it_has_missed() {
+    let empty = (SegmentList::EMPTY, SegmentList::EMPTY);
+    for closed_first in [true, false] {
+        let mut world = world(2);
+        for _ in 0..2 {
+            let group = Group::join(&mut world, vec![0, 1], &|_| 5);
+            joined(&mut world, &group);
+            (0..2).for_each(|me| leave(&mut world, me, group.ids[me]));
+        }
+        let group = Group::join(&mut world, vec![0, 1], &|_| 5);
+        joined(&mut world, &group);
+        world.leave(1, Departure::Failed(Errno(libc::EHOSTDOWN)));
+        let ended = group.start(&mut world, 0, Collective::Barrier, 0, empty);
+        world.settle();
+        assert!(ended.is_err() || reports(&mut world, &group, 0)[0].is_err());
+        world.start(1);
+        let mut tries = Tries::default();
+        if closed_first {
+            leave(&mut world, 0, group.ids[0]);
+            (0..4).for_each(|_| tries.again(&mut world, &[0, 1]));
+        } else {
+            (0..4).for_each(|_| tries.again(&mut world, &[1]));
+            leave(&mut world, 0, group.ids[0]);
+            tries.again(&mut world, &[0]);
+        }
+        let group = Group { slots: vec![0, 1], ids: tries.0.map(|id| id.unwrap()).to_vec() };
+        for me in 0..2 {
+            group.start(&mut world, me, Collective::Barrier, 0, empty).unwrap();
+        }
+        world.settle();
+        for me in 0..2 {
+            assert!(matches!(reports(&mut world, &group, me)[..], [Ok(_)]));
+        }
+    }
+}
