@@ -8,7 +8,7 @@ use super::source::Source;
 use super::wait::{Conditional, WaitKind, Waitable};
 use super::wait_set::WaitObject;
 use crate::sys::clock::{Deadline, now_ns};
-use crate::sys::process;
+use crate::sys::{Errno, process};
 use crate::telemetry::trace::{self, Kind};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -20,21 +20,24 @@ pub(crate) struct Blocking {
     deadline: Deadline,
     spin_until: u64,
     elsewhere: Elsewhere,
+    /// A signal to the thread ends the call, as the end of the time does.
+    by_signal: bool,
 }
 
 impl Blocking {
-    /// `timeout_ms`: milliseconds; -1 waits without a limit.
-    pub(crate) fn begin(domain: &Domain, timeout_ms: i32) -> Self {
+    /// `timeout_ms`: milliseconds; -1 waits without a limit. `by_signal`: a signal ends the call too.
+    pub(crate) fn begin(domain: &Domain, timeout_ms: i32, by_signal: bool) -> Self {
         let begun = now_ns();
         Self {
             deadline: Deadline::after_ms(timeout_ms),
             spin_until: begun.saturating_add(domain.config.endpoint.spin_us.saturating_mul(1000)),
             elsewhere: Elsewhere::after(begun),
+            by_signal,
         }
     }
 
-    /// Calls `ready` with the domain locked until it returns a result, the time is over (`None`), or the thread has
-    /// slept once. `source` finds the source inside the locked state.
+    /// Calls `ready` with the domain locked until it returns a result, the time is over or a signal ends the call
+    /// (`None`), or the thread has slept once. `source` finds the source inside the locked state.
     ///
     /// `ready` makes progress and checks for a result; it returns `None` to keep waiting.
     pub(crate) fn turn<T, R>(
@@ -76,14 +79,16 @@ impl Blocking {
             -1 => self.elsewhere.slice_ms(),
             ms => ms.min(self.elsewhere.slice_ms()),
         };
-        // A signal ends the sleep early; the loop then checks again.
         trace::of_thread(Kind::SleepBegin);
-        let _ = waiter.block(timeout);
+        let signalled = waiter.block(timeout) == Err(Errno(libc::EINTR));
         trace::of_thread(Kind::SleepEnd);
         let guard = domain.lock.lock();
         // SAFETY: the guard belongs to this state's domain; nothing else is borrowed from the cell.
         source(unsafe { state.get(&guard) }).end_sleep(&guard);
         drop(guard);
+        if signalled && self.by_signal {
+            return ControlFlow::Break(None);
+        }
         self.elsewhere.look(Some(domain));
         ControlFlow::Continue(())
     }

@@ -432,7 +432,7 @@ unsafe extern "C-unwind" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c
         let call = call.get_or_insert_with(|| {
             // Without a wait object this polls: fi_cntr.3 demands one, but applications call without.
             errors_before = cntr.state(&cntr.domain.lock.lock()).errors;
-            Blocking::begin(&cntr.domain, timeout)
+            Blocking::begin(&cntr.domain, timeout, false)
         });
         let turn = call.turn(
             &cntr.domain,

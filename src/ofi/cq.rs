@@ -367,13 +367,16 @@ impl CompletionQueue {
             return ControlFlow::Break(-(FI_ENOSYS as isize));
         }
         let wanted = if self.threshold { cond.addr().clamp(1, count.max(1)) } else { 1 };
-        let call = call.get_or_insert_with(|| Blocking::begin(&self.domain, timeout_ms));
+        // fi_cq.3: a thread that is signaled returns to its caller, with FI_EAGAIN if there is nothing to read.
+        let call = call.get_or_insert_with(|| Blocking::begin(&self.domain, timeout_ms, true));
         let turn = call.turn(
             &self.domain,
             &self.state,
             |state| &mut state.source,
             |guard| {
                 let state = self.state(guard);
+                // With more entries than its size the queue takes in no message that would complete another one.
+                let wanted = wanted.min(state.size);
                 if state.readable() < wanted && state.errors.is_empty() {
                     self.progress(guard);
                 }
@@ -387,7 +390,7 @@ impl CompletionQueue {
                 Some(unsafe { self.read(guard, buffer, count, sources) })
             },
         );
-        // A timeout still delivers the entries, though fewer than the threshold.
+        // A timeout and a signal still deliver the entries, though fewer than the threshold.
         turn.map_break(|result| {
             // SAFETY: the caller vouches.
             result.unwrap_or_else(|| unsafe {

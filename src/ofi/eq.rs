@@ -1,6 +1,7 @@
 //! `struct fid_eq`: event queues for control operations.
 
 use super::domain::Domain;
+use super::elsewhere::Elsewhere;
 use super::fabric::Fabric;
 use super::guard::{entries, entry, may_close, told, waiting_entry};
 use super::lock::Guard;
@@ -8,8 +9,8 @@ use super::own::{Object, close as close_object, ours, own};
 use super::table::{SLACK, Slack, Table, cancellable, stubs};
 use super::wait::{Conditional, WaitKind, Waitable, Waiter};
 use super::wait_set::WaitObject;
-use crate::sys::clock::Deadline;
-use crate::sys::process;
+use crate::sys::clock::{Deadline, now_ns};
+use crate::sys::{Errno, process};
 use libfabric_sys::{
     FI_AV_COMPLETE, FI_CLASS_EQ, FI_EAGAIN, FI_EAVAIL, FI_EINVAL, FI_ENOSYS, FI_ETOOSMALL,
     FI_JOIN_COMPLETE, FI_PEEK, FI_WRITE, fi_eq_attr, fi_eq_entry, fi_eq_err_entry, fi_ops,
@@ -25,8 +26,6 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Most events that an application may leave unread before fi_eq_write returns FI_EAGAIN.
 const MAX_EVENTS: usize = 65536;
-/// Longest single sleep of a blocking read, milliseconds.
-const SLICE_MS: i32 = 500;
 
 #[derive(Debug)]
 enum Event {
@@ -345,6 +344,7 @@ unsafe extern "C-unwind" fn sread(
     flags: u64,
 ) -> isize {
     let deadline = Deadline::after_ms(timeout);
+    let mut elsewhere = Elsewhere::after(now_ns());
     let turn = || {
         // SAFETY: a queue of this provider.
         let eq = unsafe { &(*eq.cast::<EqFid>()).shared };
@@ -359,16 +359,21 @@ unsafe extern "C-unwind" fn sread(
         }
         if waiter.kind() == WaitKind::Yield {
             process::yield_now();
+            elsewhere.look(None);
             return ControlFlow::Continue(());
         }
         let slice = match deadline.poll_ms() {
             // No descriptor wakes this thread when a member's message arrives.
             _ if joins => 1,
-            -1 => SLICE_MS,
-            ms => ms.min(SLICE_MS),
+            -1 => elsewhere.slice_ms(),
+            ms => ms.min(elsewhere.slice_ms()),
         };
-        // A signal ends the sleep early; the next turn checks again.
-        let _ = waiter.block(slice);
+        if waiter.block(slice) == Err(Errno(libc::EINTR)) {
+            // fi_eq.3: a thread that is signaled returns to its caller.
+            // SAFETY: as libfabric calls fi_eq_sread.
+            return ControlFlow::Break(unsafe { eq.read(event, buffer, len, flags) });
+        }
+        elsewhere.look(None);
         ControlFlow::Continue(())
     };
     // SAFETY: nothing here is to be dropped.

@@ -290,6 +290,59 @@ static void collective_departure(struct side *me)
 	end(me, members);
 }
 
+/*
+ * One thread has five endpoints with a queue each, which are a group: the one that joined first needs a message of the
+ * second, which sends it after one of the last. The thread asks the first queue alone.
+ */
+static void collective_queues(struct side *me)
+{
+	enum { ALONE = 5 };
+	struct fi_av_set_attr all = { .flags = FI_UNIVERSE };
+	struct fid_eq *eqs[ALONE];
+	struct fid_ep *eps[ALONE];
+	struct fid_mc *mcs[ALONE];
+	struct fid_av_set *set;
+	struct fi_eq_entry entry;
+	char name[NAME_MAX_LEN];
+	fi_addr_t group;
+	uint32_t event;
+
+	side_open(me, &(struct setup){ .caps = CAPS });
+	for (int i = 0; i < ALONE; i++) {
+		OK(fi_eq_open(me->fabric, &(struct fi_eq_attr){ .wait_obj = FI_WAIT_UNSPEC }, &eqs[i], NULL));
+		eq = eqs[i];
+		eps[i] = endpoint_with_events(me);
+		name_of(eps[i], name);
+		insert(me, name);
+	}
+	OK(fi_av_set(me->av, &all, &set, NULL));
+	OK(fi_av_set_addr(set, &group));
+	for (int i = 0; i < ALONE; i++)
+		OK(fi_join_collective(eps[i], group, set, 0, &mcs[i], NULL));
+	for (int i = 0; i < ALONE; i++) {
+		SAME(fi_eq_sread(eqs[i], &event, &entry, sizeof(entry), PATIENCE_S * 1000, 0), sizeof(entry));
+		SAME(event, FI_JOIN_COMPLETE);
+		CHECK(entry.fid == &mcs[i]->fid);
+	}
+	/* An endpoint that the vector has twice cannot be two members. */
+	struct fid_av_set *twice;
+	struct fid_mc *none;
+
+	insert(me, name);
+	OK(fi_av_set(me->av, &all, &twice, NULL));
+	OK(fi_av_set_addr(twice, &group));
+	SAME(fi_join_collective(eps[0], group, twice, 0, &none, NULL), -FI_EINVAL);
+	OK(fi_close(&twice->fid));
+	for (int i = 0; i < ALONE; i++)
+		OK(fi_close(&mcs[i]->fid));
+	OK(fi_close(&set->fid));
+	for (int i = 0; i < ALONE; i++) {
+		OK(fi_close(&eps[i]->fid));
+		OK(fi_close(&eqs[i]->fid));
+	}
+	side_close(me);
+}
+
 /* While a join goes on, the event queue has to be read, and its condition may be held meanwhile. */
 static void collective_waiting(struct side *me)
 {
@@ -348,5 +401,6 @@ const struct group collective_groups[] = {
 	{ "collectives", collectives },
 	{ "collective_sets", collective_sets },
 	{ "collective_departure", collective_departure },
+	{ "collective_queues", collective_queues },
 	{ NULL, NULL },
 };

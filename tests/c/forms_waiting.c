@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <rdma/fi_atomic.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -161,9 +162,73 @@ static void *signal_soon(void *cq)
 	return NULL;
 }
 
+static void caught(int number)
+{
+	(void)number;
+}
+
+/* A signal to the thread, once 100 ms are over, as a timer sends it. */
+static void *interrupt_soon(void *thread)
+{
+	sleep_ms(100);
+	OK(pthread_kill(*(pthread_t *)thread, SIGUSR1));
+	return NULL;
+}
+
+/* Signals end the wait, whatever the handler says of system calls; nothing but a signal does. */
+static void interrupted(struct side *me, struct fid_eq *eq)
+{
+	struct fi_cq_tagged_entry entry;
+	struct fi_eq_entry event;
+	uint32_t kind;
+
+	for (int i = 0; i < 4; i++) {
+		struct sigaction action = { .sa_handler = caught, .sa_flags = i % 2 ? SA_RESTART : 0 };
+		pthread_t own = pthread_self(), thread;
+		double begun = now();
+
+		OK(sigaction(SIGUSR1, &action, NULL));
+		OK(pthread_create(&thread, NULL, interrupt_soon, &own));
+		if (i < 2)
+			SAME(fi_cq_sread(me->rx, &entry, 1, (void *)1, PATIENCE_S * 1000), -FI_EAGAIN);
+		else
+			SAME(fi_eq_sread(eq, &kind, &event, sizeof(event), PATIENCE_S * 1000, 0), -FI_EAGAIN);
+		CHECK(now() - begun > 0.09);
+		CHECK(now() - begun < 0.1 + PROMPT_S);
+		OK(pthread_join(thread, NULL));
+	}
+}
+
+/* A threshold above the size of the queue: what it holds is delivered. */
+static void more_than_the_queue(struct side *me)
+{
+	enum { SIZE = 4, ALL = 8 };
+	struct fi_cq_tagged_entry entries[ALL];
+	char buffer[ALL];
+	ssize_t n;
+
+	side_begin(me, &(struct setup){ .wait_obj = FI_WAIT_FD, .wait_cond = FI_CQ_COND_THRESHOLD, .cq_size = SIZE });
+	for (int i = 0; me->rank == 1 && i < ALL; i++)
+		POST(me, fi_recv(me->ep, &buffer[i], 1, NULL, FI_ADDR_UNSPEC, NULL));
+	barrier(me);
+	/* One by one: a turn of progress takes in all that is there. */
+	for (int i = 0; me->rank == 0 && i < ALL; i++) {
+		POST(me, fi_inject(me->ep, "m", 1, me->peer));
+		sleep_ms(10);
+	}
+	for (size_t got = 0; me->rank == 1 && got < ALL; got += (size_t)n) {
+		/* Without a limit: one that is over delivers what there is, too. */
+		n = fi_cq_sread(me->rx, entries, ALL, (void *)(ALL - got), -1);
+		CHECK(n >= (got ? 1 : SIZE));
+	}
+	side_end(me);
+}
+
 /* Time runs out, a threshold is reached, another thread signals. */
 static void sread_ends(struct side *me)
 {
+	struct fi_eq_attr events = { 0 };
+	struct fid_eq *eq;
 	struct fi_cq_tagged_entry entries[4];
 	struct fi_context context;
 	char buffer[4][8];
@@ -173,6 +238,7 @@ static void sread_ends(struct side *me)
 	side_begin(me, &(struct setup){ .wait_obj = FI_WAIT_NONE });
 	CHECK(fi_cq_sread(me->rx, entries, 1, NULL, 10) < 0);
 	side_end(me);
+	more_than_the_queue(me);
 	for (enum fi_wait_obj object = FI_WAIT_UNSPEC; object <= FI_WAIT_MUTEX_COND; object++) {
 		if (object == FI_WAIT_SET)
 			continue;
@@ -198,6 +264,13 @@ static void sread_ends(struct side *me)
 		begun = now();
 		SAME(fi_cq_sread(me->rx, entries, 1, (void *)1, PATIENCE_S * 1000), -FI_EAGAIN);
 		CHECK(now() - begun < PROMPT_S);
+		/* A signal of the system; a thread that only yields learns of none. */
+		if (object != FI_WAIT_YIELD) {
+			events.wait_obj = object;
+			OK(fi_eq_open(me->fabric, &events, &eq, NULL));
+			interrupted(me, eq);
+			OK(fi_close(&eq->fid));
+		}
 		barrier(me);
 		/* Three, one after the other. */
 		if (me->rank == 0) {
