@@ -70,8 +70,9 @@ api! {
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) {
         with(|model| model.device(device))?;
         // UNIFIED_ADDRESSING, compute capability 9.0, memory of cuMemCreate and its export by descriptor, pools and theirs,
-        // dma-buf descriptors.
-        put(value, match attribute { 41 | 102 | 103 | 115 | 119 | 124 => 1, 75 => 9, _ => 0 })
+        // GPUDirect RDMA and its flush by the host, dma-buf descriptors; the order of what other devices write.
+        let ordered = if Settings::get().ordered { 100 } else { 0 };
+        put(value, match attribute { 41 | 102 | 103 | 115 | 116 | 117 | 119 | 124 => 1, 75 => 9, 118 => ordered, _ => 0 })
     }
     fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) {
         let device = with(|model| model.device(device))?;
@@ -212,6 +213,14 @@ api! {
             return Err(INVALID_VALUE);
         }
         with(|model| model.dmabuf(at, len)).and_then(|made| put(fd, made.into_raw_fd()))
+    }
+    fn cuFlushGPUDirectRDMAWrites(target: c_int, scope: c_int) {
+        with(|model| model.context())?;
+        if target != 0 || !matches!(scope, 100 | 200) {
+            return Err(INVALID_VALUE);
+        }
+        crate::sys::flush_devices();
+        Ok(())
     }
     fn cuIpcGetMemHandle(handle: *mut IpcHandle, addr: Pointer) {
         let mut made = IpcHandle { bytes: [0; 64] };

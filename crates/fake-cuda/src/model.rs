@@ -295,6 +295,10 @@ impl Model {
         if at % PAGE != 0 || len % PAGE != 0 || len == 0 || at + len > end {
             return Err(INVALID_VALUE);
         }
+        // Its begin is that of the range; the descriptors of the double are of whole allocations.
+        if at != found.base {
+            violation("the double has dma-bufs of allocations from their begin on only");
+        }
         found.descriptor().ok_or(OUT_OF_MEMORY)
     }
 

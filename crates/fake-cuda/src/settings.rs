@@ -13,6 +13,9 @@ pub const DEVICES: &str = "FAKE_CUDA_DEVICES";
 pub const FIRST: &str = "FAKE_CUDA_FIRST";
 /// Set: no device accesses another one's memory.
 pub const NOPEER: &str = "FAKE_CUDA_NOPEER";
+/// Set: a device sees what other devices have written to its memory without cuFlushGPUDirectRDMAWrites. The double of
+/// libibverbs reads this too.
+pub const ORDERED: &str = "FAKE_CUDA_ORDERED";
 /// The most that a copy is late, microseconds; 20 if it is not set.
 pub const DELAY_US: &str = "FAKE_CUDA_DELAY_US";
 /// `CALL:TIME`: that call of cuMemcpyAsync, counted as for failures, begins a copy that is so late, microseconds.
@@ -28,6 +31,7 @@ pub(crate) struct Settings {
     pub(crate) devices: usize,
     pub(crate) first: u64,
     pub(crate) apart: bool,
+    pub(crate) ordered: bool,
     pub(crate) delay_us: u64,
     pub(crate) seed: u64,
     /// A call of cuMemcpyAsync, and how late its copy is.
@@ -46,6 +50,7 @@ impl Settings {
             devices: number(DEVICES, 1) as usize,
             first: number(FIRST, 0),
             apart: number(NOPEER, 0) != 0,
+            ordered: number(ORDERED, 0) != 0,
             delay_us: number(DELAY_US, 20),
             seed: number(SEED, 1),
             late: std::env::var(LATE).ok().as_deref().and_then(late),
@@ -106,6 +111,7 @@ mod tests {
             devices: 1,
             first: 0,
             apart: false,
+            ordered: false,
             delay_us: 0,
             seed: 0,
             late: late("12:500"),

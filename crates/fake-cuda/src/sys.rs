@@ -219,6 +219,24 @@ pub(crate) fn bytes(from: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// What devices of the double of libibverbs, if this process has them, have written to device memory is there.
+pub(crate) fn flush_devices() {
+    // SAFETY: asks for a library that is loaded, and loads none; its function of this name takes nothing and returns
+    // nothing. The library is never unloaded.
+    unsafe {
+        let library =
+            libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        if library.is_null() {
+            return;
+        }
+        let found = libc::dlsym(library, c"fake_verbs_flush".as_ptr());
+        if !found.is_null() {
+            std::mem::transmute::<*mut libc::c_void, extern "C" fn()>(found)();
+        }
+        libc::dlclose(library);
+    }
+}
+
 /// Calls `then` when the process ends normally.
 pub(crate) fn at_exit(then: extern "C" fn()) {
     // SAFETY: a function of this library, which is never unloaded: programs open it with RTLD_NODELETE or for good.

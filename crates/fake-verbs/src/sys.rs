@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 
 fn vector(addr: u64, len: usize) -> libc::iovec {
@@ -28,6 +29,57 @@ pub(crate) fn write_memory(addr: u64, from: &[u8]) -> bool {
     // a device to write; that it has not freed it is what the double is there to show.
     let n = unsafe { libc::process_vm_writev(libc::getpid(), &here, 1, &there, 1, 0) };
     usize::try_from(n) == Ok(len)
+}
+
+/// Bytes of a descriptor that are mapped here: memory of a device, which the program cannot touch under its address.
+#[derive(Debug)]
+pub(crate) struct Shown {
+    base: usize,
+    /// Of the mapping, bytes, and where in it the bytes begin.
+    len: usize,
+    skip: usize,
+}
+
+impl Shown {
+    /// Errors: EINVAL for bytes beyond the end, and where it cannot be mapped.
+    pub(crate) fn map(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Self, i32> {
+        const PAGE: u64 = 4096;
+        let end = offset.checked_add(len).ok_or(libc::EINVAL)?;
+        let file = File::from(fd.try_clone_to_owned().map_err(|_| libc::EBADF)?);
+        if file.metadata().map_err(|_| libc::EBADF)?.len() < end {
+            return Err(libc::EINVAL);
+        }
+        let skip = (offset % PAGE) as usize;
+        let len = len as usize + skip;
+        let from = libc::off_t::try_from(offset - offset % PAGE).map_err(|_| libc::EINVAL)?;
+        let all = libc::PROT_READ | libc::PROT_WRITE;
+        let (at, fd) = (std::ptr::null_mut(), file.as_raw_fd());
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe { libc::mmap(at, len, all, libc::MAP_SHARED, fd, from) };
+        if base == libc::MAP_FAILED {
+            return Err(libc::EINVAL);
+        }
+        Ok(Self { base: base.expose_provenance(), len, skip })
+    }
+
+    /// Where the bytes are.
+    pub(crate) fn addr(&self) -> u64 {
+        (self.base + self.skip) as u64
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        let base = std::ptr::with_exposed_provenance_mut(self.base);
+        // SAFETY: its own mapping, to which nobody keeps a reference.
+        unsafe { libc::munmap(base, self.len) };
+    }
+}
+
+/// Whether a GPU sees what a device has written before it without being asked to: a setting of the double of CUDA.
+pub(crate) fn is_ordered() -> bool {
+    static IS: OnceLock<bool> = OnceLock::new();
+    *IS.get_or_init(|| std::env::var_os("FAKE_CUDA_ORDERED").is_some_and(|set| set != "0"))
 }
 
 /// Copies from a buffer of the caller, in the middle of one of its calls.

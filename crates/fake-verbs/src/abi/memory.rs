@@ -6,6 +6,7 @@ use crate::nic::{self, Handle};
 use crate::wire::Route;
 use rdma_core_sys::{ibv_ah, ibv_ah_attr, ibv_context, ibv_mr, ibv_pd};
 use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::BorrowedFd;
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
@@ -53,6 +54,46 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     }
     // SAFETY: the caller vouches.
     unsafe { ibv_reg_mr(pd, addr, length, access as c_int) }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: a protection domain.
+    let (context, domain) = unsafe { ((*pd).context, (*pd).handle) };
+    let made = attempt(|nic| {
+        if fd < 0 {
+            return nic.register_nothing();
+        }
+        // SAFETY: the program lends the descriptor for this call.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        nic.register_buffer(domain, (iova, length as u64), (fd, offset), access as u32)
+    });
+    match made {
+        Ok(key) => kept(ibv_mr {
+            context,
+            pd,
+            // As the library does: there is no address.
+            addr: std::ptr::null_mut(),
+            length,
+            handle: key,
+            lkey: key,
+            rkey: key,
+        }),
+        Err(errno) => null(errno),
+    }
+}
+
+/// For the double of CUDA: what devices have written to its memory is there when this returns.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fake_verbs_flush() {
+    nic::flush();
 }
 
 #[unsafe(no_mangle)]

@@ -22,5 +22,5 @@ stubs! { c_int = libc::ENOSYS;
     __verbs_log ibv_copy_ah_attr_from_kern ibv_copy_path_rec_from_kern ibv_copy_qp_attr_from_kern
 }
 stubs! { u64 = 0; ibv_get_device_guid }
-stubs! { *mut c_void = std::ptr::null_mut(); ibv_reg_dmabuf_mr _verbs_init_and_alloc_context }
+stubs! { *mut c_void = std::ptr::null_mut(); _verbs_init_and_alloc_context }
 stubs! { *const c_void = c"unknown".as_ptr().cast(); ibv_wc_status_str ibv_event_type_str ibv_port_state_str }

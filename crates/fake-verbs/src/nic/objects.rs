@@ -10,6 +10,7 @@ use crate::verify::violation;
 use crate::wire::Route;
 use rdma_core_sys::IBV_ACCESS_ON_DEMAND;
 use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
@@ -55,6 +56,25 @@ impl Nic {
             return Err(libc::EINVAL);
         }
         self.regions.add(domain, (addr, len), access, self.weather.locked_bytes)
+    }
+
+    /// The same for memory of a dma-buf.
+    pub(crate) fn register_buffer(
+        &mut self,
+        domain: u32,
+        memory: (u64, u64),
+        from: (BorrowedFd<'_>, u64),
+        access: u32,
+    ) -> Result<u32, i32> {
+        if !self.personality.driver.dmabuf {
+            return Err(libc::EOPNOTSUPP);
+        }
+        self.regions.add_buffer(domain, memory, from, access)
+    }
+
+    /// What the kernel answers to a descriptor that is none. Errors: EOPNOTSUPP where the driver has no dma-bufs, else EBADF.
+    pub(crate) fn register_nothing(&self) -> Result<u32, i32> {
+        Err(if self.personality.driver.dmabuf { libc::EBADF } else { libc::EOPNOTSUPP })
     }
 
     pub(crate) fn deregister(&mut self, key: u32) {

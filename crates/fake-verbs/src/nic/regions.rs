@@ -1,13 +1,19 @@
 //! Registered memory, and what a key allows.
+//!
+//! Memory of a dma-buf is not at the addresses under which it is registered: the program cannot touch it there. The double
+//! maps the descriptor itself. What is written to it is late, as on a bus: it is held until a device reads that memory, or
+//! the program asks for it (`fake_verbs_flush`, which the double of CUDA calls).
 
 use crate::counters::{Counter, count};
-use crate::sys;
+use crate::sys::{self, Shown};
 use crate::verify::{checksum, violation};
 use rdma_core_sys::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_RELAXED_ORDERING,
     IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_access_flags,
 };
 use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// A piece of memory of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,6 +45,43 @@ impl Region {
         let reads = self.access & IBV_ACCESS_REMOTE_READ != 0;
         !reads && self.written.is_some_and(|written| written != whole)
     }
+}
+
+/// Memory of a dma-buf.
+#[derive(Debug)]
+struct Buffer {
+    /// The address under which it is registered.
+    addr: u64,
+    len: u64,
+    shown: Shown,
+    /// What was written and is not in the memory yet.
+    held: Vec<(u64, Vec<u8>)>,
+}
+
+/// Registrations of dma-bufs by key, of all devices of the process.
+static BUFFERS: LazyLock<Mutex<HashMap<u32, Buffer>>> = LazyLock::new(Mutex::default);
+
+fn buffers() -> MutexGuard<'static, HashMap<u32, Buffer>> {
+    BUFFERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Buffer {
+    /// Where the double has the bytes of a segment; `None`: they are of other memory.
+    fn find(&self, addr: u64, len: usize) -> Option<u64> {
+        let at = addr.checked_sub(self.addr)?;
+        (at + len as u64 <= self.len).then_some(self.shown.addr() + at)
+    }
+
+    fn flush(&mut self) {
+        for (at, bytes) in self.held.drain(..) {
+            sys::write_memory(at, &bytes);
+        }
+    }
+}
+
+/// What devices have written to memory of dma-bufs is there.
+pub(crate) fn flush() {
+    buffers().values_mut().for_each(Buffer::flush);
 }
 
 /// What a device wants to do with memory.
@@ -97,18 +140,54 @@ impl Regions {
         if len > 0 && !(sys::read_memory(addr, &mut byte) && sys::read_memory(last, &mut byte)) {
             return Err(libc::EFAULT);
         }
+        Ok(self.insert(region))
+    }
+
+    /// The same for `len` bytes of a dma-buf from `offset` on, under the address `addr`. Errors: EINVAL also for an offset
+    /// that is elsewhere in its page than the address, and for bytes beyond the end; EBADF.
+    pub(super) fn add_buffer(
+        &mut self,
+        domain: u32,
+        (addr, len): (u64, u64),
+        (fd, offset): (BorrowedFd<'_>, u64),
+        access: ibv_access_flags,
+    ) -> Result<u32, i32> {
+        const PAGE: u64 = 4096;
+        let remote_write = access & IBV_ACCESS_REMOTE_WRITE != 0;
+        let refused = remote_write && access & IBV_ACCESS_LOCAL_WRITE == 0
+            || access & IBV_ACCESS_ON_DEMAND != 0
+            || len == 0
+            || addr % PAGE != offset % PAGE;
+        if refused {
+            return Err(libc::EINVAL);
+        }
+        let shown = Shown::map(fd, offset, len)?;
+        // Nothing of it is locked memory of the process.
+        let region = Region { domain, addr, len: 0, access, written: None };
+        let key = self.insert(region);
+        if let Some(region) = self.by_key.get_mut(&key) {
+            region.len = len;
+        }
+        buffers().insert(key, Buffer { addr, len, shown, held: Vec::new() });
+        Ok(key)
+    }
+
+    fn insert(&mut self, region: Region) -> u32 {
         // As a device's: an index, and a byte that changes.
         self.last = self.last.wrapping_add(0x0101);
         self.locked += region.locked();
         count(Counter::Registrations);
         self.by_key.insert(self.last, region);
-        Ok(self.last)
+        self.last
     }
 
     pub(super) fn remove(&mut self, key: u32) {
         match self.by_key.remove(&key) {
             Some(region) => {
-                self.locked -= region.locked();
+                match buffers().remove(&key) {
+                    Some(mut buffer) => buffer.flush(),
+                    None => self.locked -= region.locked(),
+                }
                 if region.is_too_wide() {
                     count(Counter::Wide);
                 }
@@ -177,7 +256,8 @@ impl Regions {
             let len = segment.len as usize;
             let room = len.saturating_sub(skip).min(rest.len());
             let Some((now, later)) = rest.split_at_checked(room) else { return };
-            place(segment.addr + skip.min(len) as u64, now);
+            let addr = segment.addr + skip.min(len) as u64;
+            place(Segment { addr, ..*segment }, now);
             (skip, rest) = (skip.saturating_sub(len), later);
         }
         if !rest.is_empty() {
@@ -186,20 +266,43 @@ impl Regions {
     }
 }
 
-/// Writes memory that the program has lent to a device.
-pub(super) fn place(addr: u64, bytes: &[u8]) {
+/// Writes memory that the program has lent to a device: the bytes at the begin of a segment.
+pub(super) fn place(segment: Segment, bytes: &[u8]) {
+    let Segment { addr, key, .. } = segment;
+    if let Some(buffer) = buffers().get_mut(&key) {
+        if let Some(at) = buffer.find(addr, bytes.len()) {
+            buffer.held.push((at, bytes.to_vec()));
+            if sys::is_ordered() {
+                buffer.flush();
+            }
+            return;
+        }
+    }
     if !bytes.is_empty() && !sys::write_memory(addr, bytes) {
         violation(&format!("{} bytes at {addr:#x} are registered, and not mapped", bytes.len()));
     }
 }
 
+/// Reads the bytes at the begin of a segment. False: some of them are not mapped.
+pub(super) fn fetch(segment: Segment, into: &mut [u8]) -> bool {
+    let Segment { addr, key, .. } = segment;
+    if let Some(buffer) = buffers().get_mut(&key) {
+        if let Some(at) = buffer.find(addr, into.len()) {
+            buffer.flush();
+            return sys::read_memory(at, into);
+        }
+    }
+    sys::read_memory(addr, into)
+}
+
 fn read(segments: &[Segment], when: &str) -> Vec<u8> {
     let mut all = Vec::with_capacity(total(segments) as usize);
-    for Segment { addr, len, .. } in segments {
+    for segment in segments {
+        let Segment { addr, len, .. } = segment;
         let from = all.len();
         all.resize(from + *len as usize, 0);
         let room = all.get_mut(from..).unwrap_or_default();
-        if *len > 0 && !sys::read_memory(*addr, room) {
+        if *len > 0 && !fetch(*segment, room) {
             violation(&format!("{when}: {len} bytes at {addr:#x} are registered, and not mapped"));
         }
     }
@@ -284,6 +387,42 @@ mod tests {
         let relaxed = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RELAXED_ORDERING;
         assert!(regions.add(1, (addr, 4096), relaxed, 0).is_ok());
         let _ = regions.add(1, (addr, 4096), relaxed | IBV_ACCESS_REMOTE_READ, 0);
+    }
+
+    #[test]
+    fn memory_of_a_descriptor_gets_its_bytes_when_they_are_asked_for() {
+        use std::os::fd::AsFd;
+        use std::os::unix::fs::FileExt;
+        const AT: u64 = 0x7000_0000_1000;
+        let path = std::env::temp_dir().join(format!("fake-verbs-{}", std::process::id()));
+        let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path);
+        let file = file.unwrap();
+        std::fs::remove_file(path).unwrap();
+        file.set_len(8192).unwrap();
+        // A key that no other test of this process has.
+        let mut regions = Regions { last: 0x7700_0000, ..Regions::default() };
+        let mut add = |at, len, offset| {
+            regions.add_buffer(1, (at, len), (file.as_fd(), offset), IBV_ACCESS_LOCAL_WRITE)
+        };
+        assert_eq!(add(AT + 1, 10, 0), Err(libc::EINVAL), "another place in its page");
+        assert_eq!(add(AT, 8193, 0), Err(libc::EINVAL), "beyond the end");
+        let key = add(AT, 4096, 4096).unwrap();
+        let segment = Segment { addr: AT + 5, len: 3, key };
+        let there = || {
+            let mut bytes = [0; 3];
+            file.read_exact_at(&mut bytes, 4096 + 5).unwrap();
+            bytes
+        };
+        regions.write(1, &[segment], 0, &[1, 2, 3]);
+        assert_eq!(there(), [0; 3]);
+        flush();
+        assert_eq!(there(), [1, 2, 3]);
+        regions.write(1, &[segment], 0, &[4, 5, 6]);
+        assert_eq!(regions.read(1, &[segment], "now"), [4, 5, 6]);
+        assert_eq!(there(), [4, 5, 6], "a device that reads pushes what was written");
+        regions.write(1, &[segment], 0, &[7]);
+        regions.remove(key);
+        assert_eq!(there(), [7, 5, 6]);
     }
 
     #[test]

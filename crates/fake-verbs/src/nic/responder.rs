@@ -5,9 +5,8 @@
 use super::Nic;
 use super::pair::Pair;
 use super::queue::{Entry, Of, Receive};
-use super::regions::{Access, Segment, place};
+use super::regions::{Access, Segment, fetch, place};
 use crate::counters::{Counter, count};
-use crate::sys;
 use crate::verify::violation;
 use crate::weather::Scatter;
 use crate::wire::{Body, Frame, Request, Route, Verdict};
@@ -188,7 +187,7 @@ impl Nic {
         if !piece.bytes.is_empty() {
             self.demand_remote(pair, piece.segment, Access::RemoteWrite, IBV_ACCESS_REMOTE_WRITE);
             self.regions.note_written(piece.segment);
-            place(piece.segment.addr, &piece.bytes);
+            place(piece.segment, &piece.bytes);
         }
     }
 
@@ -265,7 +264,7 @@ impl Nic {
         let mut bytes = vec![0; segment.len as usize];
         if segment.len > 0 {
             self.demand_remote(pair, segment, Access::RemoteRead, IBV_ACCESS_REMOTE_READ);
-            if !sys::read_memory(segment.addr, &mut bytes) {
+            if !fetch(segment, &mut bytes) {
                 violation(&format!(
                     "a peer reads memory that is registered, and not mapped: {segment:?}"
                 ));

@@ -7,6 +7,13 @@ pub(super) const PERSONALITY: Personality = Personality {
     about: "Broadcom: inline data of 96 bytes, 6 segments",
     library: Library::Current,
     fork: Fork::Unneeded,
-    driver: Driver { inline: Inline::Max(96), max_wr: 16351, max_sge: 6, reads: 126, ..FULL },
+    driver: Driver {
+        inline: Inline::Max(96),
+        max_wr: 16351,
+        max_sge: 6,
+        reads: 126,
+        dmabuf: true,
+        ..FULL
+    },
     devices: &[adapter("bnxt_re0", 0x14e4, 0x16d7, &[roce([10, 88, 0, 1])])],
 };

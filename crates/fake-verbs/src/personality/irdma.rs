@@ -13,6 +13,7 @@ pub(super) const PERSONALITY: Personality = Personality {
         max_wr: 4094,
         max_cqe: 1_048_574,
         max_sge: 13,
+        dmabuf: true,
         ..FULL
     },
     devices: &[adapter("irdma0", 0x8086, 0x1593, &[roce([10, 88, 0, 1])])],

@@ -7,6 +7,6 @@ pub(super) const PERSONALITY: Personality = Personality {
     about: "ConnectX on InfiniBand: LIDs, MTU 4096, operations of its own",
     library: Library::Current,
     fork: Fork::Unneeded,
-    driver: Driver { extended: true, on_demand: true, ..FULL },
+    driver: Driver { extended: true, on_demand: true, dmabuf: true, ..FULL },
     devices: &[adapter("mlx5_0", 0x15b3, 4129, &[infiniband(7)])],
 };

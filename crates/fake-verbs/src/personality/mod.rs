@@ -90,6 +90,8 @@ pub struct Driver {
     pub reads: u8,
     /// Registrations may be paged on demand (`IBV_ACCESS_ON_DEMAND`).
     pub on_demand: bool,
+    /// Memory of a dma-buf may be registered (`ibv_reg_dmabuf_mr`).
+    pub dmabuf: bool,
 }
 
 /// Inline data, bytes.
@@ -184,6 +186,7 @@ const FULL: Driver = Driver {
     max_sge: 30,
     reads: 16,
     on_demand: false,
+    dmabuf: false,
 };
 
 /// An active port of InfiniBand at 200 Gb/s.

@@ -12,7 +12,7 @@ pub(super) const PERSONALITY: Personality = Personality {
     about: "25 Gb/s management RoCE beside two 400 Gb/s InfiniBand rails that are not joined",
     library: Library::Current,
     fork: Fork::Unneeded,
-    driver: Driver { extended: true, ..FULL },
+    driver: Driver { extended: true, dmabuf: true, ..FULL },
     devices: &[
         adapter("mlx5_bond_0", 0x15b3, 4117, &[SLOW]),
         adapter("mlx5_0", 0x15b3, 4129, &[DOWN, ONE]),
