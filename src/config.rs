@@ -193,6 +193,14 @@ mod tests {
     }
 
     #[test]
+    fn devices_leave_gpus_alone_where_libfabric_is_told_so() {
+        let gpus = |pairs: &[(&str, &str)]| with(pairs).0.net.rdma.gpus;
+        assert!(gpus(&[]) && gpus(&[("FI_HMEM_DISABLE_P2P", "0")]));
+        assert!(!gpus(&[("FI_HMEM_DISABLE_P2P", "Yes")]) && !gpus(&[("CUDA_RDMA", "0")]));
+        assert!(gpus(&[("FI_HMEM_DISABLE_P2P", "1"), ("CUDA_RDMA", "1")]));
+    }
+
+    #[test]
     fn switches_take_libfabrics_words() {
         for word in ["0", "off", "No", "FALSE"] {
             assert!(!with(&[("SHM", word)]).0.shm.on, "{word}");

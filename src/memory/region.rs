@@ -549,6 +549,16 @@ impl SegmentList {
         (out, n)
     }
 
+    /// The non-empty segments, also of device memory, as a network device addresses what was registered with it; whether each is
+    /// device memory.
+    pub(crate) fn registrable(&self) -> impl Iterator<Item = (Range, bool)> {
+        let full = self.plain().into_iter().filter(|segment| segment.len > 0);
+        full.map(|segment| {
+            let addr = if segment.site().is_some() { segment.addr & ADDRESS } else { segment.addr };
+            (Range { addr: addr as u64, len: segment.len as u64 }, segment.site().is_some())
+        })
+    }
+
     /// Whether the list may name addresses where there is no memory: the application has registered whatever it has, or
     /// will have (fi_mr.3), and not a buffer.
     pub(crate) fn has_holes(&self) -> bool {

@@ -80,6 +80,7 @@ pub(super) fn remote_buffers<I: Iface>(
             continue;
         }
         match iface.prepare(peer, lane.lane) {
+            Prepared::Ready if memory.is_on_device() && !iface.takes(peer, lane.lane, memory) => {}
             Prepared::Ready => return Buffers::On(lane),
             Prepared::Later => best = Buffers::Later,
             Prepared::No => {}
@@ -147,6 +148,7 @@ pub(super) fn announce<I: Iface>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::Segment;
     use crate::transport::{
         Address, Handler, Lanes, Messages, OneSided, SendError, Sharing, Streaming,
     };
@@ -160,6 +162,8 @@ mod tests {
         quick: Prepared,
         wide: Prepared,
         asked: Vec<LaneId>,
+        /// Both take memory of devices; the quick one not this memory.
+        devices: bool,
     }
 
     impl Messages for Two {}
@@ -168,7 +172,9 @@ mod tests {
 
     impl OneSided for Two {
         fn lanes(&self, _: PeerId) -> Lanes {
-            let sizes = |receive_min, lane| LaneCaps { receive_max: 1 << 20, receive_min, ..lane };
+            let device = self.devices;
+            let sizes =
+                |receive_min, lane| LaneCaps { receive_max: 1 << 20, receive_min, device, ..lane };
             let mut lanes = Lanes::from(sizes(1000, LaneCaps::of_host(WIDE, 5000, 20_000)));
             lanes.push(sizes(100, LaneCaps::of_host(QUICK, 100, 1000)));
             lanes
@@ -177,6 +183,11 @@ mod tests {
         fn prepare(&mut self, _: PeerId, lane: LaneId) -> Prepared {
             self.asked.push(lane);
             if lane == QUICK { self.quick } else { self.wide }
+        }
+
+        fn takes(&mut self, _: PeerId, lane: LaneId, memory: &SegmentList) -> bool {
+            assert!(memory.is_on_device(), "what every lane takes is not asked");
+            lane != QUICK
         }
     }
 
@@ -200,7 +211,7 @@ mod tests {
         len: usize,
         only: Option<LaneId>,
     ) -> (Result<LaneId, bool>, Vec<LaneId>) {
-        let mut two = Two { quick, wide, asked: Vec::new() };
+        let mut two = Two { quick, wide, asked: Vec::new(), devices: false };
         let lane = match remote_buffers(&mut two, PEER, (len, &SegmentList::EMPTY), only) {
             Buffers::On(lane) => Ok(lane.lane),
             Buffers::Later => Err(true),
@@ -216,6 +227,17 @@ mod tests {
         assert_eq!(choose(ready, 1 << 20, None), (Ok(WIDE), vec![WIDE]));
         assert_eq!(choose(ready, 99, None), (Err(false), vec![]), "worth no remote buffers");
         assert_eq!(choose(ready, 1 << 20, Some(QUICK)), (Ok(QUICK), vec![QUICK]));
+    }
+
+    #[test]
+    fn memory_that_a_lane_cannot_register_takes_another_one() {
+        let device = SegmentList::from(Segment::default()).as_device(1);
+        let of = |wide| {
+            let mut two = Two { quick: Prepared::Ready, wide, asked: Vec::new(), devices: true };
+            remote_buffers(&mut two, PEER, (2000, &device), None)
+        };
+        assert!(matches!(of(Prepared::Ready), Buffers::On(lane) if lane.lane == WIDE));
+        assert_eq!(of(Prepared::No), Buffers::No);
     }
 
     #[test]

@@ -1,7 +1,9 @@
-//! CUDA: its driver API, and how processes open each other's memory.
+//! CUDA: its driver API, how processes open each other's memory, and how network devices access it.
 
+mod direct;
 mod driver;
 mod share;
 
+pub(crate) use direct::Flush;
 pub(crate) use driver::{Allocation, Context, Cuda, Failure, IpcHandle, Lane};
 pub(crate) use share::{Exported, Import, Kind, Part};

@@ -487,6 +487,12 @@ pub(crate) trait OneSided: Messages {
         Prepared::No
     }
 
+    /// Whether a lane that is ready and takes memory of devices takes this one: not each can be registered.
+    fn takes(&mut self, peer: PeerId, lane: LaneId, memory: &SegmentList) -> bool {
+        let _ = (peer, lane, memory);
+        true
+    }
+
     /// Makes a key of a lane to `memory`, one range that the lane takes, for `peer`. It is valid until `invalidate`,
     /// `Handler::on_key_void`, `on_lane_lost` or the peer's departure, which is reported only when the peer has no access
     /// any more.

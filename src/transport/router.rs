@@ -585,6 +585,10 @@ impl OneSided for Router {
         by_kind!(on_lane_mut, self, lane.kind(), t => t.prepare(peer, lane), Prepared::No)
     }
 
+    fn takes(&mut self, peer: PeerId, lane: LaneId, memory: &SegmentList) -> bool {
+        by_kind!(on_lane_mut, self, lane.kind(), t => t.takes(peer, lane, memory), false)
+    }
+
     fn register(
         &mut self,
         peer: PeerId,

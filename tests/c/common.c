@@ -170,6 +170,8 @@ struct fid_ep *another_endpoint(struct side *side)
 	for (int i = 0; i < RMA_COUNTERS; i++)
 		if (side->rma[i])
 			OK(fi_ep_bind(ep, &side->rma[i]->fid, what_counts[i]));
+	if (side->setup.p2p)
+		OK(fi_setopt(&ep->fid, FI_OPT_ENDPOINT, FI_OPT_FI_HMEM_P2P, &side->setup.p2p, sizeof(int)));
 	OK(fi_enable(ep));
 	return ep;
 }

@@ -102,6 +102,8 @@ struct setup {
 	/* Beside FI_TRANSMIT or FI_RECV. */
 	uint64_t bind_flags;
 	uint64_t tx_op_flags, rx_op_flags;
+	/* FI_OPT_FI_HMEM_P2P, unless it is 0, the default. */
+	int p2p;
 	/* With counters, whose wait object is `wait_obj` too; without queues if `only_counters`. */
 	bool counters, only_counters;
 	/* Counters of one-sided operations too. */

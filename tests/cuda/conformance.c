@@ -43,6 +43,8 @@ extern int cuMemPoolCreate(void **, const void *), cuMemPoolDestroy(void *), cuM
 extern int cuMemPoolExportToShareableHandle(int *, void *, int, unsigned long long), cuMemPoolExportPointer(handle *, ptr);
 extern int cuMemPoolImportFromShareableHandle(void **, void *, int, unsigned long long), cuMemPoolImportPointer(ptr *, void *, const handle *);
 extern int cuMemPoolSetAccess(void *, const void *, size_t);
+extern int cuDeviceGetAttribute(int *, int, int), cuMemGetHandleForAddressRange(int *, ptr, size_t, int, unsigned long long);
+extern int cuFlushGPUDirectRDMAWrites(int, int);
 
 /* CUmemAllocationProp, the begin of CUmemPoolProps; CUmemAccessDesc. */
 struct properties { int type, handles, location[2]; char rest[96]; };
@@ -398,6 +400,24 @@ static void pools(void)
 	check(cuStreamSynchronize(0) == 0 && cuMemPoolDestroy(pool) == 0, "the pool is given back");
 }
 
+/* What a network device needs (GPUDirect RDMA), where the driver has it: GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS, ..._WRITES_ORDERING,
+   DMA_BUF_SUPPORTED. */
+static void dmabufs(int device)
+{
+	int flushes = -1, order = -1, has = -1, fd = -1;
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	ptr p = 0;
+	check(cuDeviceGetAttribute(&flushes, 117, device) == 0 && cuDeviceGetAttribute(&order, 118, device) == 0 && cuDeviceGetAttribute(&has, 124, device) == 0, "a device says what it has for network devices");
+	check(order == 0 || order == 100 || order == 200, "it says whether it keeps the order of their writes");
+	if (flushes & 1)
+		check(cuFlushGPUDirectRDMAWrites(0, 200) == 0, "what network devices have written can be waited for");
+	if (!has)
+		return;
+	check(cuMemAlloc_v2(&p, LEN) == 0 && cuMemGetHandleForAddressRange(&fd, p, (LEN + page - 1) / page * page, 1, 0) == 0 && fd >= 0 && close(fd) == 0, "an allocation has a dma-buf of whole pages");
+	check(cuMemGetHandleForAddressRange(&fd, p + 1, page, 1, 0) != 0, "which begins at a page");
+	check(cuMemFree_v2(p) == 0, "it is freed");
+}
+
 static void reset(int device, void *context)
 {
 	uint64_t id = 0, again = 0;
@@ -443,6 +463,7 @@ int main(int argc, char **argv)
 	attributes(context);
 	touching();
 	copies();
+	dmabufs(device);
 	pthread_create(&thread, 0, bare_thread, context);
 	pthread_join(thread, 0);
 	ipc();

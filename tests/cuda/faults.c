@@ -115,10 +115,13 @@ static ssize_t sent(struct side *side, void *buffer, size_t len, uint64_t tag, v
 static int exchange(struct side *side, const struct memory *from, const struct memory *to, size_t len, uint32_t seed)
 {
 	static __thread struct fi_context2 contexts[3];
-	static __thread uint8_t bytes[MOST];
+	/* Not in the stacks of threads, where libraries need what is left. */
+	static __thread uint8_t *bytes;
 	uint64_t tag = seed * 2;
 	int errors = 0;
 	ssize_t rc, got;
+
+	bytes = bytes ? bytes : need(MOST);
 
 	/* A receive may be refused; the message is then received in memory of the host. */
 	bool refused = fi_trecv(side->ep, place(to), len, NULL, side->peer, tag, 0, &contexts[0]) != 0;

@@ -6,6 +6,9 @@
  *
  * regions ROUNDS mapped, pool: the regions are of memory that has no IPC handle.
  *
+ * regions ROUNDS [mapped|pool] told: nobody writes to a region that has ended before the news of that are there. The double of libibverbs takes
+ * such a write for a fault of the program.
+ *
  * regions ROUNDS death: after that one process is killed while it writes, and the other closes and frees.
  */
 #include "kinds.h"
@@ -20,6 +23,7 @@ enum { SIZE = 1 << 20, AHEAD = 4, PART = SIZE / AHEAD, OFTEN = 6, KEY = 7 };
 
 static int rounds;
 static enum kind kind;
+static bool told;
 /* How many of both came to the end; null: nobody is killed. */
 static int *survivors;
 
@@ -112,6 +116,9 @@ static void write_too_late(struct side *side, struct window *mine, const struct 
 	fill(bytes, SIZE, 99);
 	SAME(cuMemcpyHtoD_v2(mine->block.at, bytes, SIZE), 0);
 	barrier(side);
+	for (double end = now() + 0.1; told && now() < end;)
+		progress(side);
+	barrier(side);
 	POST(side, fi_write(side->ep, (void *)from->device, PART, NULL, side->peer, theirs->addr, theirs->key, &context));
 	CHECK(failure(side->tx).err > 0);
 	barrier(side);
@@ -189,8 +196,11 @@ int main(int argc, char **argv)
 {
 	/* Whole lives of a region. */
 	rounds = (argc > 1 ? atoi(argv[1]) : 10) * OFTEN;
+	told = argc > 3 && !strcmp(argv[3], "told");
 	if (argc > 2 && (!strcmp(argv[2], "mapped") || !strcmp(argv[2], "pool"))) {
 		kind = argv[2][0] == 'm' ? MAPPED : POOL;
+	} else if (argc > 2 && !strcmp(argv[2], "told")) {
+		told = true;
 	} else if (argc > 2) {
 		survivors = mmap(NULL, sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 		CHECK(survivors != MAP_FAILED);

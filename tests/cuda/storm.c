@@ -16,6 +16,8 @@
  *
  * storm ROUNDS long: each is of a pool, and so long that drivers fail to import it.
  *
+ * storm ROUNDS staged: the endpoints may not let RDMA devices access device memory (FI_OPT_FI_HMEM_P2P).
+ *
  * storm ROUNDS apart: each process sees another device as its first.
  *
  * storm ROUNDS filtered: and no process may attach to another one.
@@ -26,6 +28,8 @@
 #include "kinds.h"
 
 #include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,7 +58,7 @@ static int rounds;
 /* Null: all are of one kind. */
 static const struct draw *draw;
 static enum forbidden forbidden;
-static bool apart;
+static bool apart, staged;
 /* How many of both came to the end; null: nobody is killed. */
 static int *survivors;
 
@@ -146,6 +150,21 @@ static void end_by_death(struct side *side, struct slot *from, struct slot *to, 
 	++*survivors;
 }
 
+/* The option is kept, cannot change its meaning once the endpoint is enabled, and nothing is promised. */
+static void peer_to_peer(struct side *side, int now)
+{
+	int value = -1, other = now == FI_HMEM_P2P_DISABLED ? FI_HMEM_P2P_ENABLED : FI_HMEM_P2P_DISABLED;
+	int required = FI_HMEM_P2P_REQUIRED, none = 4;
+	size_t len = sizeof value;
+
+	OK(fi_getopt(&side->ep->fid, FI_OPT_ENDPOINT, FI_OPT_FI_HMEM_P2P, &value, &len));
+	SAME(value, now);
+	SAME(fi_setopt(&side->ep->fid, FI_OPT_ENDPOINT, FI_OPT_FI_HMEM_P2P, &other, sizeof other), -FI_EOPBADSTATE);
+	SAME(fi_setopt(&side->ep->fid, FI_OPT_ENDPOINT, FI_OPT_FI_HMEM_P2P, &required, sizeof required), -FI_EOPNOTSUPP);
+	SAME(fi_setopt(&side->ep->fid, FI_OPT_ENDPOINT, FI_OPT_FI_HMEM_P2P, &none, sizeof none), -FI_EINVAL);
+	OK(fi_setopt(&side->ep->fid, FI_OPT_ENDPOINT, FI_OPT_FI_HMEM_P2P, &now, sizeof now));
+}
+
 static void allocate_and_exchange(struct side *side)
 {
 	struct setup setup = { .caps = FI_MSG | FI_TAGGED | FI_HMEM };
@@ -162,7 +181,9 @@ static void allocate_and_exchange(struct side *side)
 	SAME(cuDevicePrimaryCtxRetain(&context, 0), 0);
 	SAME(cuCtxSetCurrent(context), 0);
 	SAME(cuMemAlloc_v2(&scratch, LEAST), 0);
+	setup.p2p = staged ? FI_HMEM_P2P_DISABLED : FI_HMEM_P2P_ENABLED;
 	side_begin(side, &setup);
+	peer_to_peer(side, setup.p2p);
 	for (n = 0; n < rounds; n++)
 		exchange(side, n, from, to, host, &random);
 	if (survivors)
@@ -190,6 +211,8 @@ int main(int argc, char **argv)
 		forbidden = FILTERED;
 	else if (argc > 2 && !strcmp(argv[2], "apart"))
 		apart = true;
+	else if (argc > 2 && !strcmp(argv[2], "staged"))
+		staged = true;
 	else if (argc > 2) {
 		survivors = mmap(NULL, sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 		CHECK(survivors != MAP_FAILED);

@@ -14,8 +14,8 @@ use crate::transport::Address;
 use crate::transport::address::LocalHost;
 use crate::transport::router::Router;
 use libfabric_sys::{
-    FI_ATOMIC, FI_EADDRINUSE, FI_EBUSY, FI_EINVAL, FI_ENOAV, FI_ENOCQ, FI_EOPBADSTATE, FI_RMA,
-    FI_SOCKADDR_IN6,
+    FI_ATOMIC, FI_EADDRINUSE, FI_EBUSY, FI_EINVAL, FI_ENOAV, FI_ENOCQ, FI_EOPBADSTATE,
+    FI_HMEM_P2P_DISABLED, FI_RMA, FI_SOCKADDR_IN6,
 };
 use std::sync::Arc;
 
@@ -107,6 +107,7 @@ impl Endpoint {
         };
         let mut permitted = config.clone();
         permitted.shm.on &= self.state(guard).shm_permitted;
+        permitted.net.rdma.gpus &= self.state(guard).p2p != FI_HMEM_P2P_DISABLED;
         let class = &mut permitted.net.rdma.traffic_class;
         *class = class.or(self.traffic_class);
         trace::open(config.trace.events);

@@ -66,18 +66,31 @@ fn permit_cuda(ep: &Endpoint, permitted: bool) -> Result<(), i32> {
     if permitted || ep.caps & FI_HMEM == 0 { Ok(()) } else { Err(FI_EOPNOTSUPP) }
 }
 
-/// Errors: EOPNOTSUPP for FI_HMEM_P2P_REQUIRED; EINVAL for what is no value.
+/// Errors: EOPNOTSUPP for FI_HMEM_P2P_REQUIRED; EINVAL for what is no value; EOPBADSTATE once enabled, for whether RDMA devices
+/// access device memory.
 ///
 /// # Safety
 /// `value` has `len` bytes.
-unsafe fn take_p2p(value: *const c_void, len: usize) -> Result<(), i32> {
+unsafe fn take_p2p(
+    ep: &Endpoint,
+    state: &mut EndpointState,
+    (value, len): (*const c_void, usize),
+    guard: &Guard<'_>,
+) -> Result<(), i32> {
     if value.is_null() || len != size_of::<c_int>() {
         return Err(FI_EINVAL);
     }
     // SAFETY: the caller vouches.
     match unsafe { value.cast::<c_int>().read_unaligned() } {
         FI_HMEM_P2P_REQUIRED => Err(FI_EOPNOTSUPP),
-        known if (0..=FI_HMEM_P2P_DISABLED).contains(&known) => Ok(()),
+        known if (0..=FI_HMEM_P2P_DISABLED).contains(&known) => {
+            let changes = (known == FI_HMEM_P2P_DISABLED) != (state.p2p == FI_HMEM_P2P_DISABLED);
+            if changes && ep.engine(guard).is_some() {
+                return Err(FI_EOPBADSTATE);
+            }
+            state.p2p = known;
+            Ok(())
+        }
         _ => Err(FI_EINVAL),
     }
 }
@@ -129,10 +142,7 @@ pub(super) unsafe extern "C" fn getopt(
                 FI_OPT_INJECT_ATOMIC_SIZE => give(value, len, state.inject_atomic_size),
                 FI_OPT_MAX_ATOMIC_SIZE => give(value, len, state.max_atomic_size),
                 FI_OPT_CUDA_API_PERMITTED => give(value, len, ep.caps & FI_HMEM != 0),
-                // Whatever was set: no device of the network reads or writes the memory of another one yet.
-                FI_OPT_FI_HMEM_P2P if ep.caps & FI_HMEM != 0 => {
-                    give(value, len, FI_HMEM_P2P_DISABLED)
-                }
+                FI_OPT_FI_HMEM_P2P if ep.caps & FI_HMEM != 0 => give(value, len, state.p2p),
                 FI_OPT_SHARED_MEMORY_PERMITTED => give(value, len, state.shm_permitted),
                 _ => Err(FI_ENOPROTOOPT),
             })
@@ -187,7 +197,9 @@ pub(super) unsafe extern "C" fn setopt(
                 FI_OPT_CUDA_API_PERMITTED if len == 1 && !value.is_null() => {
                     permit_cuda(ep, *value.cast::<u8>() != 0)
                 }
-                FI_OPT_FI_HMEM_P2P if ep.caps & FI_HMEM != 0 => take_p2p(value, len),
+                FI_OPT_FI_HMEM_P2P if ep.caps & FI_HMEM != 0 => {
+                    take_p2p(ep, state, (value, len), &guard)
+                }
                 // Without shared memory, the network reaches peers of the node.
                 FI_OPT_SHARED_MEMORY_PERMITTED if len == 1 && !value.is_null() => {
                     permit_shm(ep, state, *value.cast::<u8>() != 0, &guard)

@@ -21,10 +21,11 @@ use crate::transport::JobKey;
 use crate::transport::job_key;
 use crate::transport::router::Router;
 use libfabric_sys::{
-    FI_ATOMIC, FI_COLLECTIVE, FI_ENOAV, FI_ENOKEY, FI_MSG, FI_READ, FI_RECV, FI_REMOTE_READ,
-    FI_REMOTE_WRITE, FI_RMA, FI_SEND, FI_TAGGED, FI_WRITE, fi_addr_t, fid_ep,
+    FI_ATOMIC, FI_COLLECTIVE, FI_ENOAV, FI_ENOKEY, FI_HMEM_P2P_ENABLED, FI_MSG, FI_READ, FI_RECV,
+    FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_SEND, FI_TAGGED, FI_WRITE, fi_addr_t, fid_ep,
 };
 use std::cell::Cell;
+use std::ffi::c_int;
 use std::sync::Arc;
 
 /// Free bytes below which a multi-receive buffer is released, unless FI_OPT_MIN_MULTI_RECV is set.
@@ -109,6 +110,8 @@ pub(super) struct EndpointState {
     pub(super) inject_atomic_size: usize,
     /// FI_OPT_SHARED_MEMORY_PERMITTED.
     pub(super) shm_permitted: bool,
+    /// FI_OPT_FI_HMEM_P2P.
+    pub(super) p2p: c_int,
     pub(super) max_atomic_size: usize,
     pub(super) bind: Option<Address>,
     /// Number of waiters that sleep on this endpoint, and [`THREAD`] if the progress thread does.
@@ -305,6 +308,7 @@ impl EndpointState {
             inject_rma_size: None,
             inject_atomic_size: inject_size,
             shm_permitted: true,
+            p2p: FI_HMEM_P2P_ENABLED,
             max_atomic_size: MAX_BYTES,
             bind,
             asleep: 0,

@@ -88,6 +88,12 @@ functions! { Flags
     set c"cuCtxSetFlags" (c_uint);
 }
 
+functions! { Direct
+    dmabuf c"cuMemGetHandleForAddressRange" (*mut c_int, u64, usize, c_int, c_ulonglong);
+    flush c"cuFlushGPUDirectRDMAWrites" (c_int, c_int);
+    attribute c"cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
+}
+
 functions! { Sharing
     retain c"cuMemRetainAllocationHandle" (*mut u64, u64);
     release c"cuMemRelease" (u64);
@@ -126,6 +132,8 @@ pub(crate) struct Cuda {
     pub(super) functions: Functions,
     /// Those for memory without an IPC handle; older drivers do not have them.
     pub(super) sharing: Option<Sharing>,
+    /// For network devices; since CUDA 11.7.
+    pub(super) direct: Option<Direct>,
     /// Since CUDA 12.0.
     identity: Option<Identity>,
     /// Since CUDA 12.1.
@@ -143,7 +151,7 @@ static CUDA: MadeOnce<Option<Cuda>> = MadeOnce::new();
 pub(crate) struct Allocation {
     /// Its context; 0: the driver does not say.
     pub(super) context: usize,
-    ordinal: i32,
+    pub(super) ordinal: i32,
     /// BUFFER_ID: no other allocation of this process has had it.
     pub(crate) id: u64,
     pub(crate) start: u64,
@@ -188,8 +196,8 @@ impl Cuda {
         let of = |library: Library| {
             let (sharing, identity) = (Sharing::of(&library), Identity::of(&library));
             let (flags, home) = (Flags::of(&library), Home::here());
-            let functions = Functions::of(&library)?;
-            Some(Self { functions, sharing, identity, flags, home })
+            let (functions, direct) = (Functions::of(&library)?, Direct::of(&library));
+            Some(Self { functions, sharing, direct, identity, flags, home })
         };
         CUDA.get_or_make(|| of(Library::open(c"libcuda.so.1")?)).as_ref()
     }

@@ -121,6 +121,9 @@ table! {
     // rdma-core 32 and later.
     query_gids = c"_ibv_query_gid_table" c"IBVERBS_1.11"
         (*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize;
+    // rdma-core 34 and later.
+    reg_dmabuf_mr = c"ibv_reg_dmabuf_mr" c"IBVERBS_1.12"
+        (*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
     // rdma-core 35 and later.
     is_fork_initialized = c"ibv_is_fork_initialized" c"IBVERBS_1.13" () -> ibv_fork_status;
 }

@@ -9,6 +9,7 @@ use rdma_core_sys::{
     IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_access_flags, ibv_mr,
 };
 use std::io::Read;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::Arc;
 
@@ -111,7 +112,46 @@ impl Registrar {
         }?;
         Ok(Registration { mr, _pd: self.pd.clone() })
     }
+
+    /// Registers `len` bytes of a dma-buf from `offset` on, for requests that name them by `addr`: that address must be as far
+    /// into its page as the offset. The descriptor is needed for this call only. Errors: ENOSYS for a library without
+    /// that (before rdma-core 34), EOPNOTSUPP for a driver, or a kernel before 5.12; the driver's.
+    pub(crate) fn register_dmabuf(
+        &self,
+        fd: BorrowedFd<'_>,
+        (offset, addr, len): (u64, u64, usize),
+        permission: Permission,
+    ) -> Result<Registration> {
+        let verbs = self.pd.context.verbs;
+        let register = verbs.reg_dmabuf_mr.ok_or(Errno(libc::ENOSYS))?;
+        let access = permission.access(self.relaxed) as i32;
+        // SAFETY: a live domain, which the registration holds, and a live descriptor. The kernel checks the range.
+        let mr = unsafe {
+            let raw = register(self.pd.as_ptr(), offset, len, addr, fd.as_raw_fd(), access);
+            Owned::new(raw, verbs.dereg_mr)
+        }?;
+        Ok(Registration { mr, _pd: self.pd.clone() })
+    }
+
+    /// Whether memory of dma-bufs may be registered: what the kernel says to a descriptor that is none. Errors: as
+    /// [`Self::register_dmabuf`].
+    pub(crate) fn takes_dmabufs(&self) -> Result<()> {
+        let verbs = self.pd.context.verbs;
+        let register = verbs.reg_dmabuf_mr.ok_or(Errno(libc::ENOSYS))?;
+        // SAFETY: a live domain. No descriptor is -1, so nothing is registered.
+        let made =
+            unsafe { Owned::new(register(self.pd.as_ptr(), 0, PROBE, 0, -1, 0), verbs.dereg_mr) };
+        match made {
+            Err(errno @ Errno(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOSYS)) => {
+                Err(errno)
+            }
+            _ => Ok(()),
+        }
+    }
 }
+
+/// Bytes of a registration that is not made.
+const PROBE: usize = 4096;
 
 impl Registration {
     /// The local key, for queue pairs of this process.

@@ -944,6 +944,7 @@ impl OneSided for Net {
             read_min: Some(READ_MIN),
             write_min: Some(WRITE_MIN),
             register_max: REGISTER_MAX,
+            device: bulk.takes_gpus(),
             ..LaneCaps::of_host(LANE, LANE_NS, LANE_RATE)
         })
     }
@@ -958,6 +959,13 @@ impl OneSided for Net {
         }
         self.rhythm.hot = COOLING;
         bulk.lane(inner, clock::now_ns())
+    }
+
+    fn takes(&mut self, peer: PeerId, _: LaneId, memory: &SegmentList) -> bool {
+        let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
+            return false;
+        };
+        bulk.takes(inner, memory)
     }
 
     fn register(

@@ -110,6 +110,17 @@ pub(crate) trait Bulk: fmt::Debug + Send {
     /// The longest remote buffer, and the shortest message that is worth one, bytes.
     fn sizes(&self) -> (usize, usize);
 
+    /// Whether it accesses memory of GPUs.
+    fn takes_gpus(&self) -> bool {
+        false
+    }
+
+    /// See [`crate::transport::OneSided::takes`].
+    fn takes(&mut self, peer: PeerId, memory: &SegmentList) -> bool {
+        let _ = (peer, memory);
+        false
+    }
+
     /// See [`crate::transport::OneSided::prepare`]. Only called for peers with a bulk path that the device reaches.
     fn lane(&mut self, peer: PeerId, now: u64) -> Prepared;
 

@@ -134,6 +134,15 @@ impl Bulk for Ways {
         self.all().map(|way| way.sizes()).reduce(smaller).unwrap_or_default()
     }
 
+    /// The module takes memory of the host only, and may carry any message where it is.
+    fn takes_gpus(&self) -> bool {
+        self.rv.is_none() && self.all().any(|way| way.takes_gpus())
+    }
+
+    fn takes(&mut self, peer: PeerId, memory: &SegmentList) -> bool {
+        self.rv.is_none() && self.rc_of(peer).is_some_and(|rc| rc.takes(peer, memory))
+    }
+
     fn lane(&mut self, peer: PeerId, now: u64) -> Prepared {
         let by_rv = self.rv.as_mut().map_or(Prepared::No, |rv| rv.lane(peer, now));
         match (by_rv, self.rc_of(peer)) {

@@ -76,6 +76,8 @@ pub(crate) struct RdmaSettings {
     pub(crate) rc_connections: usize,
     /// FI_UDRV_RDMA_READ
     pub(crate) read: ReadPolicy,
+    /// FI_UDRV_CUDA_RDMA
+    pub(crate) gpus: bool,
     pub(crate) rv: RvPolicy,
     pub(crate) cache: CacheSettings,
 }
@@ -92,6 +94,7 @@ impl Default for RdmaSettings {
             any_order: None,
             rc_connections: 128,
             read: ReadPolicy::Auto,
+            gpus: true,
             rv: RvPolicy::default(),
             cache: CacheSettings::default(),
         }
@@ -155,6 +158,11 @@ impl Group for RdmaSettings {
             kind: Kind::Text,
             help: "Whether the receiver of a long message reads a half of it by RDMA while its sender writes the other: auto (on one host, through soft-RoCE of Linux 6.12 or later), always, or off (default: auto)",
         },
+        Variable {
+            name: "CUDA_RDMA",
+            kind: Kind::Switch,
+            help: "RDMA devices read and write device memory themselves, where FI_UDRV_HMEM allows device memory and the device and its driver can: 1, or 0 to copy it through the host (default: 1, or 0 if FI_HMEM_DISABLE_P2P is set)",
+        },
     ];
 
     fn read(&mut self, from: &Reader<'_>) {
@@ -193,6 +201,12 @@ impl Group for RdmaSettings {
             ("1", ReadPolicy::Always),
         ];
         set(&mut self.read, from.choice("RDMA_READ", "auto, off or always", &policies));
+        let disabled = from.of_libfabric("HMEM_DISABLE_P2P");
+        let is_set = |text: &String| {
+            ["1", "on", "yes", "true"].contains(&text.trim().to_ascii_lowercase().as_str())
+        };
+        let permitted = !disabled.as_ref().is_some_and(is_set);
+        self.gpus = from.switch("CUDA_RDMA").unwrap_or(permitted);
         self.rv.read(from);
         self.cache.read(from);
     }

@@ -8,6 +8,7 @@ mod aside;
 mod choice;
 pub(crate) mod config;
 mod found;
+mod gpu;
 mod handles;
 mod hybrid;
 mod introduction;

@@ -7,6 +7,7 @@ use super::{Rc, STUCK_NS, WINDOWS};
 use crate::memory::SegmentList;
 use crate::memory::cache::{Access, Lease, Refusal, Vigil};
 use crate::sys::Errno;
+use crate::sys::cuda::{Cuda, Flush};
 use crate::sys::verbs::{
     OpenDevice, Permission, RcAddress, RcEvent, RcPort, RcQp, RcRequest, RcSettings, Registrar,
     Registration, prefers_any_order,
@@ -17,6 +18,7 @@ use crate::transport::net::bulk::Bulk;
 use crate::transport::net::bulk::key::Key;
 use crate::transport::net::network::Network;
 use crate::transport::net::verbs::config::{RdmaSettings, ReadPolicy};
+use crate::transport::net::verbs::gpu::{self, Gpus};
 use crate::transport::net::verbs::introduction::Place;
 use crate::transport::net::verbs::registrar::{self, Memory};
 use crate::transport::net::verbs::spot::{At, Spot};
@@ -40,7 +42,7 @@ pub(crate) fn open(spot: &Spot, settings: &RdmaSettings) -> Result<Option<Box<dy
         return Ok(None);
     }
     let (spot, cache, policy) = (spot.clone(), settings.cache, settings.read);
-    let timeout = settings.qp_timeout;
+    let (timeout, wants_gpus) = (settings.qp_timeout, settings.gpus);
     let any_order = settings.any_order.unwrap_or_else(prefers_any_order);
     let opener = Box::new(move || {
         let at = spot.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -63,11 +65,13 @@ pub(crate) fn open(spot: &Spot, settings: &RdmaSettings) -> Result<Option<Box<dy
             ReadPolicy::Off => (false, false),
         };
         let memory = registrar::memory(&port, &cache, (offers.0, any_order))?;
+        let registrar = port.registrar().in_any_order(any_order);
+        let gpus = Gpus::new(registrar, device.name(), (wants_gpus, offers.0));
         // A device without datagrams has not shown which peers it reaches.
         let unshown = place.number == 0 && place.network == Network::Roce;
         let scratch = RcSettings { receives: 1, sends: 1, connections: 1, ..*port.settings() };
         let probes = unshown.then(|| Probes::start(move |to| probe(&device, scratch, to)).ok());
-        Ok(Port { port, memory, place, offers, probes: probes.flatten() })
+        Ok(Port { port, memory, gpus, place, offers, probes: probes.flatten() })
     });
     Ok(Some(Box::new(Rc::new(opener, limit, stuck_ns(timeout))?)))
 }
@@ -110,6 +114,8 @@ struct Port {
     // Registrations end before their protection domain, which they hold.
     port: RcPort,
     memory: Memory,
+    /// `None`: it accesses no memory of GPUs.
+    gpus: Option<Gpus>,
     place: Place,
     /// Whether receivers on this host, and elsewhere, may read parts of messages (GET rendezvous).
     offers: (bool, bool),
@@ -121,41 +127,69 @@ struct Port {
 /// way: the connection itself will say which.
 fn probe(device: &OpenDevice, settings: RcSettings, to: &End) -> bool {
     let connected = RcPort::open(device, settings).and_then(|mut port| {
-        let mut qp: RcQp<Kept<Lease<Registrar>>> = port.connection()?;
+        let mut qp: RcQp<Kept<Held>> = port.connection()?;
         QueuePair::connect(&mut qp, to, 0)
     });
     let silent = [libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::ENETUNREACH];
     connected.err().is_none_or(|errno| !silent.contains(&errno.0))
 }
 
-impl Region for Lease<Registrar> {
-    fn lkey(&self) -> u32 {
-        self.handle().lkey()
-    }
+/// Registered memory, for a request or a remote buffer.
+enum Held {
+    Host(Lease<Registrar>),
+    Gpu(gpu::Registered),
+}
 
-    fn rkey(&self) -> u32 {
-        self.handle().rkey()
+impl Held {
+    fn registration(&self) -> &Registration {
+        match self {
+            Self::Host(lease) => lease.handle(),
+            Self::Gpu(gpu) => &gpu.registration,
+        }
     }
 }
 
-/// Memory open to direct RMA by peers.
-struct Shown {
-    /// A registration of exactly this memory.
-    registration: Registration,
-    vigil: Vigil<Registrar>,
+impl Region for Held {
+    fn lkey(&self) -> u32 {
+        self.registration().lkey()
+    }
+
+    fn rkey(&self) -> u32 {
+        self.registration().rkey()
+    }
+
+    fn flush(&self) -> Option<Flush> {
+        if let Self::Gpu(gpu) = self { gpu.flush } else { None }
+    }
+}
+
+/// Memory open to direct RMA by peers: a registration of exactly that.
+enum Shown {
+    Host(Registration, Vigil<Registrar>),
+    /// The application closes a region before it frees its memory.
+    Gpu(gpu::Registered),
+}
+
+impl Shown {
+    fn registration(&self) -> &Registration {
+        match self {
+            Self::Host(registration, _) => registration,
+            Self::Gpu(gpu) => &gpu.registration,
+        }
+    }
 }
 
 impl Region for Shown {
     fn lkey(&self) -> u32 {
-        self.registration.lkey()
+        self.registration().lkey()
     }
 
     fn rkey(&self) -> u32 {
-        self.registration.rkey()
+        self.registration().rkey()
     }
 }
 
-impl QueuePair<Lease<Registrar>> for RcQp<Kept<Lease<Registrar>>> {
+impl QueuePair<Held> for RcQp<Kept<Held>> {
     fn number(&self) -> u32 {
         Self::number(self)
     }
@@ -172,18 +206,13 @@ impl QueuePair<Lease<Registrar>> for RcQp<Kept<Lease<Registrar>>> {
         Self::room(self)
     }
 
-    fn write(&mut self, from: Local<'_, Lease<Registrar>>, to: &Key) -> Result<(), Errno> {
+    fn write(&mut self, from: Local<'_, Held>, to: &Key) -> Result<(), Errno> {
         // SAFETY: the ranges belong to the application, which lends them for the operation. If it takes the memory back
         // early, a read still finds pinned pages, and its bytes are discarded.
         unsafe { add(self, from, (to.addr, to.key), RcRequest::Announced(to.slot)) }
     }
 
-    fn reach(
-        &mut self,
-        local: Local<'_, Lease<Registrar>>,
-        to: (u64, u32),
-        reads: bool,
-    ) -> Result<(), Errno> {
+    fn reach(&mut self, local: Local<'_, Held>, to: (u64, u32), reads: bool) -> Result<(), Errno> {
         let request = if reads { RcRequest::Read } else { RcRequest::Write };
         // SAFETY: the ranges belong to the application, which lends them for the operation. The operation ends, and
         // returns them, only when this request is complete or the queue pair has ended.
@@ -212,18 +241,19 @@ impl QueuePair<Lease<Registrar>> for RcQp<Kept<Lease<Registrar>>> {
 /// # Safety
 /// As for [`RcQp::add`]. The memory stays registered under its keys for as long as `local.kept` is kept.
 unsafe fn add(
-    qp: &mut RcQp<Kept<Lease<Registrar>>>,
-    local: Local<'_, Lease<Registrar>>,
+    qp: &mut RcQp<Kept<Held>>,
+    local: Local<'_, Held>,
     (addr, key): (u64, u32),
     request: RcRequest,
 ) -> Result<(), Errno> {
-    let (ranges, count) = local.list.ranges();
+    let mut list = [(0, 0, 0); crate::memory::MAX_SEGMENTS];
+    let mut count = 0;
+    for ((to, (range, _)), key) in list.iter_mut().zip(local.list.registrable()).zip(&local.keys) {
+        *to = (range.addr, u32::try_from(range.len).unwrap_or(u32::MAX), *key);
+        count += 1;
+    }
     if count > qp.segments_max() {
         return Err(Errno(libc::EOPNOTSUPP));
-    }
-    let mut list = [(0, 0, 0); crate::memory::MAX_SEGMENTS];
-    for ((to, range), key) in list.iter_mut().zip(&ranges).zip(&local.keys) {
-        *to = (range.addr, u32::try_from(range.len).unwrap_or(u32::MAX), *key);
     }
     let list = list.get(..count).unwrap_or(&[]);
     // SAFETY: the caller guarantees the requirements of [`RcQp::add`].
@@ -231,24 +261,37 @@ unsafe fn add(
 }
 
 impl Port {
-    fn lease(&self, part: &SegmentList, access: Access) -> Result<Lease<Registrar>, Errno> {
-        let ([range, ..], count) = part.ranges();
-        if count != 1 {
-            return Err(Errno(libc::EINVAL));
+    fn lease(&self, part: &SegmentList, access: Access) -> Result<Held, Errno> {
+        let (addr, len, of_gpu) = one(part)?;
+        if of_gpu {
+            return self.gpus()?.get(addr, len).map(Held::Gpu);
         }
-        self.memory.get(range.addr as usize, range.len as usize, access).map_err(|e| match e {
+        self.memory.get(addr as usize, len, access).map(Held::Host).map_err(|e| match e {
             Refusal::Nowhere => Errno(libc::EFAULT),
             Refusal::Forked => Errno(libc::EOWNERDEAD),
             Refusal::NoRoom => Errno(libc::ENOMEM),
             Refusal::Device(errno) => errno,
         })
     }
+
+    fn gpus(&self) -> Result<&Gpus, Errno> {
+        self.gpus.as_ref().ok_or(Errno(libc::EOPNOTSUPP))
+    }
+}
+
+/// The one segment of `part`: its address, its length, and whether it is memory of a GPU. Errors: EINVAL: there are others.
+fn one(part: &SegmentList) -> Result<(u64, usize, bool), Errno> {
+    let mut all = part.registrable();
+    match (all.next(), all.next()) {
+        (Some((range, of_gpu)), None) => Ok((range.addr, range.len as usize, of_gpu)),
+        _ => Err(Errno(libc::EINVAL)),
+    }
 }
 
 impl Device for Port {
-    type Region = Lease<Registrar>;
+    type Region = Held;
     type Exposed = Shown;
-    type Qp = RcQp<Kept<Lease<Registrar>>>;
+    type Qp = RcQp<Kept<Held>>;
 
     fn connection(&mut self) -> Result<Self::Qp, Errno> {
         self.port.connection()
@@ -277,6 +320,14 @@ impl Device for Port {
         self.lease(part, if write { written } else { Access::READ })
     }
 
+    fn may_take_gpus() -> bool {
+        Cuda::get().is_some()
+    }
+
+    fn takes_gpus(&self) -> bool {
+        self.gpus.is_some()
+    }
+
     fn offers(&self, near: bool) -> bool {
         let (here, elsewhere) = self.offers;
         (if near { here } else { elsewhere }) && self.reads()
@@ -287,13 +338,17 @@ impl Device for Port {
     }
 
     fn expose(&self, part: &SegmentList, (reads, writes): (bool, bool)) -> Result<Shown, Errno> {
-        let at = part.first_addr() as usize;
-        // The watch begins before the registration, so that no change is missed.
-        let vigil = self.memory.watch_over(at, part.len()).ok_or(Errno(libc::EOPNOTSUPP))?;
         let permission = Permission::Exposed { reads, writes };
-        let register = || self.memory.registrar().register(at, part.len(), permission);
-        let registration = self.memory.beside(part.len(), register)?;
-        let shown = Shown { registration, vigil };
+        let (addr, len, of_gpu) = one(part)?;
+        if of_gpu {
+            return self.gpus()?.exact(addr, len, permission).map(Shown::Gpu);
+        }
+        let at = addr as usize;
+        // The watch begins before the registration, so that no change is missed.
+        let vigil = self.memory.watch_over(at, len).ok_or(Errno(libc::EOPNOTSUPP))?;
+        let register = || self.memory.registrar().register(at, len, permission);
+        let registration = self.memory.beside(len, register)?;
+        let shown = Shown::Host(registration, vigil);
         if self.is_sound(&shown) { Ok(shown) } else { Err(Errno(libc::EAGAIN)) }
     }
 
@@ -302,7 +357,7 @@ impl Device for Port {
     }
 
     fn is_sound(&self, exposed: &Shown) -> bool {
-        exposed.vigil.is_sound()
+        if let Shown::Host(_, vigil) = exposed { vigil.is_sound() } else { true }
     }
 
     fn changes(&self) -> u64 {

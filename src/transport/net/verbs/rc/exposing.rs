@@ -120,7 +120,7 @@ impl<D: Device> Rc<D> {
         }
         // Checks everything that can fail before anything is posted.
         let known = stays.then(|| resident(residents, device, local)).flatten();
-        let short = known.is_none() && local.len() <= STAGED_MAX;
+        let short = known.is_none() && local.len() <= STAGED_MAX && !local.is_on_device();
         let (staged, echo) = match short || asks {
             true => bounce(staging.get_or_insert_default(), device, (local, reads), (short, asks)),
             false => (None, None),
@@ -132,8 +132,8 @@ impl<D: Device> Rc<D> {
             (None, Some(key)) if echo.is_some() || !asks => {
                 (Posted::Access(token), Local::known(local, key))
             }
-            (None, _) => match register(device, local, reads) {
-                Ok(registered) if echo.is_some() || !asks => (Posted::Access(token), registered),
+            (None, _) => match registered(device, local, (reads, token)) {
+                Ok(request) if echo.is_some() || !asks => request,
                 refused => {
                     self.counts.unregistered += 1;
                     refused.err().into_iter().for_each(tell_refused);
@@ -162,6 +162,18 @@ impl<D: Device> Rc<D> {
         }
         Ok(())
     }
+}
+
+/// Registers the memory of a request, and says what its completion is.
+fn registered<'a, D: Device>(
+    device: &D,
+    local: &'a SegmentList,
+    (reads, token): (bool, u64),
+) -> Result<(Posted, Local<'a, D::Region>), Errno> {
+    let made = register(device, local, reads)?;
+    let written = if reads { made.flush()? } else { None };
+    let done = written.map_or(Posted::Access(token), |what| Posted::Placed(token, what));
+    Ok((done, made))
 }
 
 /// A byte that a flush read may overwrite, and its key.

@@ -2,6 +2,7 @@
 
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::Errno;
+use crate::sys::cuda::Flush;
 use crate::telemetry::log;
 use crate::transport::PeerId;
 use crate::transport::net::agreement::message::End;
@@ -33,6 +34,10 @@ pub(super) enum Event {
 pub(super) trait Region: Send {
     fn lkey(&self) -> u32;
     fn rkey(&self) -> u32;
+    /// What has to be flushed when the device has written it: some memory of GPUs.
+    fn flush(&self) -> Option<Flush> {
+        None
+    }
 }
 
 /// This endpoint's memory for a request.
@@ -56,6 +61,16 @@ impl<'a, R> Local<'a, R> {
     pub(super) fn known(list: &'a SegmentList, key: u32) -> Self {
         let kept = Kept { first: None, others: Vec::new() };
         Self { list, keys: [key; MAX_SEGMENTS], kept }
+    }
+}
+
+impl<R: Region> Local<'_, R> {
+    /// What has to be flushed when the device has written it. Errors: EOPNOTSUPP for memory of several GPUs.
+    pub(super) fn flush(&self) -> Result<Option<Flush>, Errno> {
+        let mut flushes = self.kept.first.iter().chain(&self.kept.others).filter_map(R::flush);
+        let first = flushes.next();
+        let others = flushes.any(|other| Some(other) != first);
+        if others { Err(Errno(libc::EOPNOTSUPP)) } else { Ok(first) }
     }
 }
 
@@ -101,6 +116,14 @@ pub(super) trait Device: Send {
     /// Registers the one segment of `part`; `write`: for a peer to write it, else for this side's writes to read it.
     /// Errors: it cannot be.
     fn register(&self, part: &SegmentList, write: bool) -> Result<Self::Region, Errno>;
+    /// Whether it accesses memory of GPUs, as far as is known before one is open.
+    fn may_take_gpus() -> bool {
+        false
+    }
+    /// The same of this one.
+    fn takes_gpus(&self) -> bool {
+        false
+    }
     /// Whether GET rendezvous pays off; `near`: for receivers on this host.
     fn offers(&self, near: bool) -> bool;
     /// Registers the one segment of `part`, for a peer to read it. Errors: it cannot be.
@@ -229,6 +252,8 @@ pub(super) enum Posted {
     Silent,
     /// The access with this token.
     Access(u64),
+    /// The same, which has written memory of a GPU.
+    Placed(u64, Flush),
     /// The same, through this slot of the bounce buffers.
     Staged(u64, usize),
 }
@@ -261,9 +286,8 @@ pub(super) fn register<'a, D: Device>(
     write: bool,
 ) -> Result<Local<'a, D::Region>, Errno> {
     let mut local = Local::known(payload, 0);
-    let (ranges, count) = payload.ranges();
     let mut at = 0;
-    for (key, range) in local.keys.iter_mut().zip(ranges.iter().take(count)) {
+    for (key, (range, _)) in local.keys.iter_mut().zip(payload.registrable()) {
         let piece = payload.slice(at, range.len as usize);
         at += range.len as usize;
         let region = device.register(&piece, write)?;

@@ -23,6 +23,7 @@ use super::super::agreement::{self, Agreement, Phase, Side};
 use super::super::bulk::key::{Key, Use};
 use super::super::bulk::lent::{Lent, Window};
 use super::super::bulk::{Bulk, BulkCounts, BulkSink, STALE, UNREGISTERED, What};
+use super::gpu;
 use super::registrar::{reason, tell_refused};
 use crate::memory::SegmentList;
 use crate::sys::event::Epoll;
@@ -245,6 +246,14 @@ impl<D: Device> Rc<D> {
         self.connections.note_success(peer);
         match posted {
             Some((Posted::Access(token), _)) => sink.on_done(peer, token),
+            Some((Posted::Placed(token, what), _)) => {
+                // Without that nobody knows what is there: the access ends with the connection.
+                if gpu::flush(what) {
+                    sink.on_done(peer, token);
+                } else {
+                    self.connections.doom(peer);
+                }
+            }
             Some((Posted::Staged(token, place), _)) => {
                 if let Some(staging) = &mut self.staging {
                     staging.finish(place);
@@ -278,6 +287,10 @@ impl<D: Device> Rc<D> {
         self.counts.filled += 1;
         self.counts.filled_bytes += window.len as u64;
         self.connections.note_success(peer);
+        if window.lease.flush().is_some_and(|what| !gpu::flush(what)) {
+            self.connections.doom(peer); // the bytes come in another way
+            return Ok(());
+        }
         sink.on_notify(peer, window.token);
         Ok(())
     }
@@ -602,6 +615,14 @@ impl<D: Device> Rc<D> {
 impl<D: Device> Bulk for Rc<D> {
     fn sizes(&self) -> (usize, usize) {
         (WINDOW_MAX, WINDOW_MIN)
+    }
+
+    fn takes_gpus(&self) -> bool {
+        self.device.as_ref().map_or_else(D::may_take_gpus, D::takes_gpus)
+    }
+
+    fn takes(&mut self, _: PeerId, memory: &SegmentList) -> bool {
+        self.device.as_ref().is_some_and(|device| register(device, memory, true).is_ok())
     }
 
     fn lane(&mut self, peer: PeerId, now: u64) -> Prepared {

@@ -1,0 +1,102 @@
+//! What a network device needs to access device memory itself (GPUDirect RDMA): a descriptor to register the memory by, and
+//! that what it has written is there.
+//!
+//! A completion of a network device is in memory of the host, its bytes are in memory of the GPU, and nothing orders the two
+//! (CUDA's GPUDirect RDMA, "Synchronization and Memory Ordering"). Where the GPU does not say that it keeps that order,
+//! cuFlushGPUDirectRDMAWrites must be called in between.
+
+use super::driver::{Allocation, Cuda, Direct, Failure, done};
+use crate::sys::process;
+use std::ffi::c_int;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+/// CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS, and the bit for cuFlushGPUDirectRDMAWrites.
+const FLUSH_OPTIONS: c_int = 117;
+const FLUSH_BY_HOST: c_int = 1;
+/// CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING, and the least that orders them for the GPU that has the memory.
+const ORDERING: c_int = 118;
+const ORDER_OF_OWNER: c_int = 100;
+/// CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED.
+const DMA_BUFS: c_int = 124;
+/// CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD.
+const DMA_BUF_FD: c_int = 1;
+/// CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES.
+const CURRENT: c_int = 0;
+const TO_ALL: c_int = 200;
+
+/// An allocation that network devices may register.
+#[derive(Debug)]
+pub(crate) struct Exported {
+    /// A dma-buf of whole pages.
+    pub(crate) fd: OwnedFd,
+    /// The address where it begins.
+    pub(crate) start: u64,
+    /// What [`Cuda::flush`] needs; `None`: the GPU keeps the order.
+    pub(crate) flush: Option<Flush>,
+}
+
+/// A context whose device has to be told that it has to be up to date.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Flush(usize);
+
+impl Cuda {
+    /// A descriptor of an allocation. Failures: 801 for memory, a GPU or a driver without that, or where what is written to the
+    /// memory could not be waited for; those of the driver.
+    pub(crate) fn dmabuf(&self, of: &Allocation) -> Result<Exported, Failure> {
+        let direct = self.direct.ok_or(Failure::NOT_SUPPORTED)?;
+        // Drivers have died of SIGSEGV where memory of a pool was asked for (rapidsai/ucxx#749).
+        if of.is_mapped() && !self.is_created(of) {
+            return Err(Failure::NOT_SUPPORTED);
+        }
+        let (context, page) = (self.context_of(of), process::page_size() as u64);
+        let (start, end) = (of.start - of.start % page, of.end().next_multiple_of(page));
+        let (mut fd, mut flush) = (-1, None);
+        self.within(context, || {
+            flush = order(direct, of.ordinal)?.then_some(Flush(context));
+            let len = (end - start) as usize;
+            // SAFETY: a local, which gets a new descriptor.
+            done(unsafe { (direct.dmabuf)(&mut fd, start, len, DMA_BUF_FD, 0) })
+        })?;
+        // SAFETY: a new descriptor, which nobody else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Exported { fd, start, flush })
+    }
+
+    /// Whether memory without a context is that of cuMemCreate.
+    fn is_created(&self, of: &Allocation) -> bool {
+        let (Some(sharing), mut kept) = (self.sharing, 0) else { return false };
+        // SAFETY: a local; what is retained is released.
+        unsafe {
+            (sharing.retain)(&mut kept, of.start) == 0 && {
+                (sharing.release)(kept);
+                true
+            }
+        }
+    }
+
+    /// What network devices have written to the memory of the device before is there when this returns.
+    pub(crate) fn flush(&self, Flush(context): Flush) -> Result<(), Failure> {
+        let direct = self.direct.ok_or(Failure::NOT_SUPPORTED)?;
+        // SAFETY: the call takes numbers only.
+        self.within(context, || done(unsafe { (direct.flush)(CURRENT, TO_ALL) }))
+    }
+}
+
+/// Whether a flush is needed. Failures: as [`Cuda::dmabuf`].
+fn order(direct: Direct, ordinal: c_int) -> Result<bool, Failure> {
+    let ask = |which| {
+        let mut value = 0;
+        // SAFETY: a local.
+        done(unsafe { (direct.attribute)(&mut value, which, ordinal) }).map(|()| value)
+    };
+    if ask(DMA_BUFS)? == 0 {
+        return Err(Failure::NOT_SUPPORTED);
+    }
+    if ask(ORDERING)? >= ORDER_OF_OWNER {
+        return Ok(false);
+    }
+    if ask(FLUSH_OPTIONS)? & FLUSH_BY_HOST == 0 {
+        return Err(Failure::NOT_SUPPORTED);
+    }
+    Ok(true)
+}
