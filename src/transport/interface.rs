@@ -41,6 +41,8 @@ pub(crate) struct Caps {
     pub(crate) get: bool,
     /// One-sided writes into the peer's application buffers work.
     pub(crate) put: bool,
+    /// The peer is this endpoint: the processor moves the bytes, and an address without memory raises a signal.
+    pub(crate) itself: bool,
     /// `get` or `put` works, or may work later: it is worth telling the peer where buffers are.
     pub(crate) one_sided: bool,
     /// Whether the peer supports atomic operations; `None`: the peer has not said yet.
@@ -64,6 +66,7 @@ impl Caps {
         stream_min: 0,
         get: false,
         put: false,
+        itself: false,
         one_sided: false,
         atomics: None,
         collectives: None,

@@ -92,6 +92,7 @@ impl Messages for Loopback {
             fragment_max: BCOPY_MAX,
             get: true,
             put: true,
+            itself: true,
             one_sided: true,
             atomics: Some(true),
             collectives: Some(true),

@@ -127,6 +127,19 @@ impl Place {
         Err(Denied::Access)
     }
 
+    /// The same. `touches`: the processor is to access the memory.
+    pub(super) fn piece_for(
+        &self,
+        touches: bool,
+        (offset, len): (u64, usize),
+        host: &impl Host,
+    ) -> Result<Granted, Denied> {
+        if touches {
+            self.check(offset, len, host)?;
+        }
+        self.piece(offset, len, host)
+    }
+
     /// Whether this process can access its own memory from `offset` to `end`.
     pub(super) fn is_accessible(&self, offset: u64, end: u64, host: &impl Host) -> bool {
         let mut at = offset;

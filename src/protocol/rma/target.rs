@@ -281,11 +281,13 @@ impl<I: Iface> Engine<I> {
         let Some(write) = front.filter(|write| write.pulls) else { return Step::Again };
         let (done, place, sources) = (write.done, write.place, write.request.local);
         let total = write.request.ranges.total();
-        if !self.iface.caps(peer).get {
+        let caps = self.iface.caps(peer);
+        if !caps.get {
             self.ask_for_bytes(peer, false);
             return Step::Done;
         }
-        let piece = match place.piece(done, self.core.limits.bulk_chunk, host) {
+        let next = (done, self.core.limits.bulk_chunk);
+        let piece = match place.piece_for(caps.itself, next, host) {
             Ok(piece) => piece.memory,
             Err(denied) => {
                 self.core.end_write(peer, status_of(denied), host);
@@ -343,14 +345,15 @@ impl<I: Iface> Engine<I> {
     fn put_read(&mut self, peer: PeerId, host: &mut impl Host) -> Step {
         let inbound = self.core.rma.inbound.get_mut(&peer);
         let Some(read) = inbound.and_then(|i| i.reads.front_mut()) else { return Step::Again };
-        let piece = match read.place.piece(read.done, self.core.limits.bulk_chunk, host) {
+        let (caps, next) = (self.iface.caps(peer), (read.done, self.core.limits.bulk_chunk));
+        let piece = match read.place.piece_for(caps.itself, next, host) {
             Ok(piece) => piece.memory,
             Err(denied) => {
                 self.core.end_read(peer, Some(status_of(denied)), host);
                 return Step::Done;
             }
         };
-        let put = if self.iface.caps(peer).put {
+        let put = if caps.put {
             read.request.local.put(&mut self.iface, peer, &piece, read.done as usize)
         } else {
             Err(SendError::Unreachable(Errno(libc::EPERM)))
@@ -406,10 +409,8 @@ impl<I: Iface> Engine<I> {
         let inbound = self.core.rma.inbound.get_mut(&peer)?;
         let read = inbound.reads.front_mut().filter(|read| !read.puts)?;
         let most = piece_of(read.request.ranges.total() as usize, caps.fragment_max);
-        let checked = read.place.check(read.done, most, host);
-        let piece =
-            checked.and_then(|()| read.place.piece(read.done, most, host)).and_then(on_host);
-        let piece = match piece {
+        let piece = read.place.piece_for(true, (read.done, most), host);
+        let piece = match piece.and_then(on_host) {
             Ok(piece) => piece,
             Err(denied) => {
                 self.core.end_read(peer, Some(status_of(denied)), host);

@@ -776,6 +776,7 @@ impl SimIface {
             stream_min: 300,
             get,
             put,
+            itself: false,
             one_sided,
             atomics: net.weather.atomics,
             collectives: net.weather.collectives(self.slot(peer)),
