@@ -40,6 +40,11 @@ impl Home {
         self == Self::here()
     }
 
+    /// For a word of a process that a child would inherit: no other has this number, and never 0. Its top bit is free.
+    fn word(self) -> u64 {
+        u64::from(self.pid.unsigned_abs()) << 32 | u64::from(self.number.unsigned_abs())
+    }
+
     /// As in a child of the process that made the object.
     #[cfg(test)]
     pub(crate) fn elsewhere() -> Self {
@@ -171,9 +176,9 @@ fn limit(read: impl FnOnce(&mut libc::rlimit) -> libc::c_int) -> Option<usize> {
 #[derive(Debug)]
 pub(crate) struct ForkMark(NonNull<AtomicI32>);
 
-// SAFETY: one word that is only read.
+// SAFETY: one atomic word.
 unsafe impl Send for ForkMark {}
-// SAFETY: one word that is only read.
+// SAFETY: one atomic word.
 unsafe impl Sync for ForkMark {}
 
 impl ForkMark {
@@ -316,16 +321,17 @@ pub(crate) fn proc_is_ours() -> bool {
     if FOREIGN_PROC.get() {
         return false;
     }
-    // The process that asked last, which may be the parent of this one; negative: it is not.
-    static KNOWN: AtomicI32 = AtomicI32::new(0);
-    let (known, me) = (KNOWN.load(Ordering::Relaxed), pid());
-    if known.abs() == me {
-        return known > 0;
+    const OURS: u64 = 1 << 63;
+    // The process that asked last, which may be an ancestor of this one, and the answer.
+    static KNOWN: AtomicU64 = AtomicU64::new(0);
+    let (known, here) = (KNOWN.load(Ordering::Relaxed), Home::here());
+    if known & !OURS == here.word() {
+        return known & OURS != 0;
     }
-    let itself = std::fs::read_link("/proc/self");
-    let ours =
-        itself.is_ok_and(|name| name.to_str().and_then(|name| name.parse().ok()) == Some(me));
-    KNOWN.store(if ours { me } else { -me }, Ordering::Relaxed);
+    // It may be mounted later.
+    let Ok(itself) = std::fs::read_link("/proc/self") else { return false };
+    let ours = itself.to_str().and_then(|name| name.parse().ok()) == Some(here.pid);
+    KNOWN.store(here.word() | if ours { OURS } else { 0 }, Ordering::Relaxed);
     ours
 }
 
@@ -458,8 +464,8 @@ pub(crate) fn yama_ptrace_scope() -> Option<u32> {
 
 /// Allows any process of this user to attach; cross-memory attach needs that at Yama's level 1.
 pub(crate) fn allow_attach_by_same_user() {
-    static DONE: AtomicI32 = AtomicI32::new(0);
-    let me = pid();
+    static DONE: AtomicU64 = AtomicU64::new(0);
+    let me = Home::here().word();
     if DONE.swap(me, Ordering::Relaxed) == me {
         return;
     }
@@ -540,25 +546,34 @@ mod tests {
 
     #[test]
     fn the_first_process_of_a_namespace_is_not_that_of_another() {
-        const FORBIDDEN: i32 = 9;
+        const FORBIDDEN: i32 = 8;
+        const UNMOUNTED: i32 = 16;
         // SAFETY: affects the calling process, a child of the test, and its children.
         let enter = |flags| unsafe { libc::unshare(flags) } == 0;
         let told = forked(|| {
-            if !enter(libc::CLONE_NEWUSER | libc::CLONE_NEWPID) {
+            if !enter(libc::CLONE_NEWUSER | libc::CLONE_NEWPID | libc::CLONE_NEWNS) {
                 return FORBIDDEN;
             }
             forked(|| {
                 let home = Home::here();
-                if pid() != 1 || !enter(libc::CLONE_NEWPID) {
+                let (proc, none) = (c"proc".as_ptr(), std::ptr::null());
+                // SAFETY: C strings; the mount namespace is that of this child and its children.
+                let mounted = unsafe { libc::mount(proc, c"/proc".as_ptr(), proc, 0, none) } == 0;
+                if pid() != 1 || proc_is_ours() != mounted || !enter(libc::CLONE_NEWPID) {
                     return FORBIDDEN;
                 }
-                forked(|| if pid() == 1 { home.is_here().into() } else { FORBIDDEN })
+                let same = || i32::from(home.is_here() || proc_is_ours());
+                let told = forked(|| if pid() == 1 { same() } else { FORBIDDEN });
+                if mounted { told } else { told | UNMOUNTED }
             })
         });
-        if told == FORBIDDEN {
-            eprintln!("not checked: no pid namespaces here");
+        if told & FORBIDDEN != 0 {
+            eprintln!("skipped: no pid namespaces here");
         } else {
-            assert_eq!(told, 0);
+            if told & UNMOUNTED != 0 {
+                eprintln!("the one of /proc is not checked: it cannot be mounted here");
+            }
+            assert_eq!(told & !UNMOUNTED, 0);
         }
     }
 
