@@ -113,6 +113,8 @@ pub(super) struct Door {
     /// The endpoint's names say that it takes links.
     pub(super) open: bool,
     pub(super) greetings: Vec<Option<Greeting>>,
+    /// Connections were accepted whose connect requests are not looked at yet.
+    pub(super) gathered: bool,
     /// Connections to be closed.
     pub(super) strangers: Vec<OwnedFd>,
     pub(super) spare: Spare,
@@ -146,6 +148,7 @@ impl Door {
             open: open && names.listener.is_some(),
             names,
             greetings: Vec::new(),
+            gathered: false,
             strangers: Vec::new(),
             spare: Spare::new(),
             refused: Vec::new(),

@@ -7,19 +7,21 @@
 //! bounded, so that connections that send nothing cost other peers neither descriptors nor time.
 
 use super::door::{
-    Claim, Greeting, HELLO_NS, LATE, MALFORMED, PAUSE_NS, STRANGERS_MAX, refuse, resources,
+    Claim, GREETINGS_MAX, Greeting, HELLO_NS, LATE, MALFORMED, PAUSE_NS, STRANGERS_MAX, refuse,
+    resources,
 };
 use super::handshake::stays;
 use super::hello::{self, Hello, Reject, RejectReason, Welcome};
 use super::in_flight::TOO_MANY;
 use super::names::{self};
+use super::outbound::Outbound;
 use super::refused::{Refused, Segment, Unmapped};
 use super::ring::Consumer;
 use super::state::Shm;
 use super::tokens::{TOKEN_GREETING, TOKEN_INBOUND};
 use crate::sys::shared_memory::SharedMemory;
 use crate::sys::spare::{self};
-use crate::sys::unix::{self, Credentials};
+use crate::sys::unix;
 use crate::sys::{Errno, clock, process, user};
 use crate::telemetry::{log, ranks};
 use crate::transport::address::LocalHost;
@@ -38,42 +40,17 @@ impl Shm {
     ) -> usize {
         let mut n = 0;
         let mut strangers = 0;
+        if std::mem::take(&mut self.door.gathered) {
+            // They came before those that wait now.
+            n += self.greet_all(peers, handler);
+        }
         for at in 1..=most {
             self.door.more = at == most;
-            if self.door.strangers.len() >= STRANGERS_MAX {
-                break;
+            match self.next_caller() {
+                Ok(greeting) => n += self.meet(greeting, peers, handler),
+                Err(Other::User) => strangers += 1,
+                Err(Other::Nobody) => break,
             }
-            let (socket, scarce) = match self.door.next() {
-                Ok(Some(next)) => next,
-                Ok(None) => break,
-                Err(e) => {
-                    self.door.on_error("accept4", e, self.me.port(), &self.epoll);
-                    break;
-                }
-            };
-            let who = match unix::credentials(socket.as_fd()) {
-                Ok(who) => who,
-                // The peer sees the listener gone when it sees this socket closed, and takes its messages back.
-                Err(e) => {
-                    self.door.on_error("getsockopt", e, self.me.port(), &self.epoll);
-                    self.door.strangers.push(socket);
-                    self.door.close_strangers();
-                    break;
-                }
-            };
-            self.door.backoff = 0;
-            if user::is_ours(&who) {
-                n += self.meet(socket, who, scarce, peers, handler);
-                continue;
-            }
-            log::limited!(
-                "user {} connects to udrv/{} of user {}: refused",
-                who.uid,
-                self.me.port(),
-                process::effective_uid()
-            );
-            self.door.strangers.push(socket);
-            strangers += 1;
         }
         if strangers > 0 {
             self.door.pause(&self.epoll, PAUSE_NS);
@@ -82,17 +59,51 @@ impl Shm {
         n
     }
 
+    /// Accepts a waiting connection of this user.
+    fn next_caller(&mut self) -> Result<Greeting, Other> {
+        if self.door.strangers.len() >= STRANGERS_MAX {
+            return Err(Other::Nobody);
+        }
+        let (socket, scarce) = match self.door.next() {
+            Ok(Some(next)) => next,
+            Ok(None) => return Err(Other::Nobody),
+            Err(e) => {
+                self.door.on_error("accept4", e, self.me.port(), &self.epoll);
+                return Err(Other::Nobody);
+            }
+        };
+        let credentials = match unix::credentials(socket.as_fd()) {
+            Ok(credentials) => credentials,
+            // The peer sees the listener gone when it sees this socket closed, and takes its messages back.
+            Err(e) => {
+                self.door.on_error("getsockopt", e, self.me.port(), &self.epoll);
+                self.door.strangers.push(socket);
+                self.door.close_strangers();
+                return Err(Other::Nobody);
+            }
+        };
+        self.door.backoff = 0;
+        if user::is_ours(&credentials) {
+            let (since, watched, claim) = (clock::now_ns(), false, None);
+            return Ok(Greeting { socket, credentials, since, scarce, watched, claim });
+        }
+        log::limited!(
+            "user {} connects to udrv/{} of user {}: refused",
+            credentials.uid,
+            self.me.port(),
+            process::effective_uid()
+        );
+        self.door.strangers.push(socket);
+        Err(Other::User)
+    }
+
     /// Handles a new connection of this user.
     fn meet(
         &mut self,
-        socket: OwnedFd,
-        credentials: Credentials,
-        scarce: bool,
+        greeting: Greeting,
         peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) -> usize {
-        let since = clock::now_ns();
-        let greeting = Greeting { socket, credentials, since, scarce, watched: false, claim: None };
         // A sender connects and sends its request at once: mostly it is there.
         let (mut n, waits) = self.receive(greeting, peers, handler);
         if let Some(greeting) = waits {
@@ -148,10 +159,12 @@ impl Shm {
 
     /// Accepts every link that a peer has made.
     pub(super) fn take_in(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) {
-        for at in 0..self.door.greetings.len() {
-            self.greet(at, peers, handler);
-        }
+        self.greet_all(peers, handler);
         self.accept(unix::BACKLOG, peers, handler);
+    }
+
+    fn greet_all(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) -> usize {
+        (0..self.door.greetings.len()).map(|at| self.greet(at, peers, handler)).sum()
     }
 
     /// Time-driven work: connections that send nothing, paused listeners, refused links.
@@ -235,51 +248,97 @@ impl Shm {
     /// has to be looked at again.
     fn receive(
         &mut self,
-        mut greeting: Greeting,
+        greeting: Greeting,
         peers: &mut PeerTable,
         handler: &mut impl Handler,
     ) -> (usize, Option<Greeting>) {
-        let claim = match greeting.claim.take() {
-            Some(claim) => Ok(claim),
-            None => match self.hear(&greeting, peers) {
-                Heard::Nothing => return (0, Some(greeting)),
-                Heard::Closed => {
-                    self.unwatch_greeting(&greeting);
-                    return (0, None);
-                }
-                Heard::Claim(claim) => Ok(*claim),
-                Heard::Refused(reject) => Err(reject),
-            },
-        };
-        let reject = match claim {
-            Ok(mut claim) => {
-                let pid = greeting.credentials.pid;
-                if self.proves(&mut claim, &greeting, peers) && !self.is_successor(pid) {
-                    return self.admit(greeting, claim, peers, handler);
-                }
-                // The peer's process may be about to end.
-                if claim.is_recent() {
-                    return (0, Some(greeting.with(claim)));
-                }
-                log::limited!(
-                    "process {pid} claims to be {}, where it does not listen: refused",
-                    claim.hello.source
-                );
-                MALFORMED
-            }
-            Err(reject) => reject,
-        };
-        log::limited!(cause: reject.reason, "refused a shared-memory link: {reject}");
-        self.unwatch_greeting(&greeting);
-        refuse(&greeting.socket, &reject);
-        // The peer may have sent more, including descriptors.
-        self.door.strangers.push(greeting.socket);
-        self.door.close_strangers();
+        let Some(mut greeting) = self.listen(greeting) else { return (0, None) };
+        let Some(mut claim) = greeting.claim.take() else { return (0, Some(greeting)) };
+        let pid = greeting.credentials.pid;
+        if self.proves(&mut claim, &greeting, peers) && !self.is_successor(pid) {
+            return self.admit(greeting, claim, peers, handler);
+        }
+        // The peer's process may be about to end.
+        if claim.is_recent() {
+            return (0, Some(greeting.with(claim)));
+        }
+        log::limited!(
+            "process {pid} claims to be {}, where it does not listen: refused",
+            claim.hello.source
+        );
+        self.reject(greeting, &MALFORMED);
         (0, None)
     }
 
+    /// Reads the connect request of an accepted socket, if it has arrived and is not read yet. `None`: there will be none.
+    fn listen(&mut self, greeting: Greeting) -> Option<Greeting> {
+        if greeting.claim.is_some() {
+            return Some(greeting);
+        }
+        match self.hear(&greeting) {
+            Heard::Nothing => Some(greeting),
+            Heard::Claim(claim) => Some(greeting.with(*claim)),
+            Heard::Closed => {
+                self.unwatch_greeting(&greeting);
+                None
+            }
+            Heard::Refused(reject) => {
+                self.reject(greeting, &reject);
+                None
+            }
+        }
+    }
+
+    fn reject(&mut self, greeting: Greeting, reject: &Reject) {
+        log::limited!(cause: reject.reason, "refused a shared-memory link: {reject}");
+        self.unwatch_greeting(&greeting);
+        refuse(&greeting.socket, reject);
+        // The peer may have sent more, including descriptors.
+        self.door.strangers.push(greeting.socket);
+        self.door.close_strangers();
+    }
+
+    /// `peer` has departed, or seems to. A connect request that it sent, and that nothing has read, counts as a link that
+    /// was refused. Other requests wait, also one of its next process.
+    pub(super) fn gather_last_requests(&mut self, peer: PeerId) {
+        let link = self.out(peer).filter(|_| self.inbound_of(peer).is_none());
+        let Some(&Outbound { pid, port, nonce, .. }) = link else { return };
+        self.door.gathered = true;
+        while self.door.greetings.iter().flatten().count() < GREETINGS_MAX {
+            match self.next_caller() {
+                Ok(greeting) => {
+                    let at = self.door.room();
+                    self.door.put_back(at, greeting);
+                    self.watch_greeting(at);
+                }
+                Err(Other::User) => {}
+                Err(Other::Nobody) => break,
+            }
+        }
+        for at in 0..self.door.greetings.len() {
+            let Some(greeting) = self.door.greetings.get_mut(at).and_then(Option::take) else {
+                continue;
+            };
+            let Some(mut greeting) = self.listen(greeting) else { continue };
+            let its = |claim: &Claim| {
+                let hello = &claim.hello;
+                let same = hello.source.port() == port && nonce.is_none_or(|n| n == hello.nonce);
+                same && greeting.credentials.pid == pid && has_left(claim, &greeting)
+            };
+            if !greeting.claim.as_ref().is_some_and(its) {
+                self.door.put_back(at, greeting);
+                continue;
+            }
+            self.unwatch_greeting(&greeting);
+            if let Some(Claim { hello, segment, .. }) = greeting.claim.take() {
+                let socket = Some(greeting.socket);
+                self.door.refused.push(Refused::new(peer, hello.source, pid, segment, socket));
+            }
+        }
+    }
+
     /// Reads what a connection of this user has sent.
-    fn hear(&mut self, greeting: &Greeting, peers: &PeerTable) -> Heard {
+    fn hear(&mut self, greeting: &Greeting) -> Heard {
         let mut bytes = [0; hello::LEN];
         let socket = greeting.socket.as_fd();
         // The connection may have taken the last descriptor, and the kernel drops a segment for which there is none: with the
@@ -296,7 +355,7 @@ impl Shm {
         };
         let mut fds = fds.into_iter();
         let memory = fds.next();
-        let claimed = self.read(bytes.get(..len).unwrap_or(&[]), memory.as_ref(), cut, peers);
+        let claimed = self.read(bytes.get(..len).unwrap_or(&[]), memory.as_ref(), cut);
         self.door.strangers.extend(fds);
         let reject = match (claimed, memory) {
             (Ok((hello, mapped)), Some(file)) => {
@@ -323,7 +382,6 @@ impl Shm {
         bytes: &[u8],
         fd: Option<&OwnedFd>,
         cut: bool,
-        peers: &PeerTable,
     ) -> Result<(Hello, Result<SharedMemory, Errno>), Reject> {
         match Hello::version(bytes) {
             Some(hello::VERSION) => {}
@@ -338,7 +396,7 @@ impl Shm {
             return Err(Reject { reason: RejectReason::Key, detail: 0 });
         }
         let ip = hello.source.0.ip();
-        let here = peers.host().owns(ip) || LocalHost::detect().owns(ip);
+        let here = self.host.owns(ip) || LocalHost::detect().owns(ip);
         if !here || hello.source.port() == self.me.port() {
             return Err(MALFORMED);
         }
@@ -445,7 +503,7 @@ impl Shm {
                     "cannot take the shared-memory link of {source} ({errno}): it is to send another way"
                 );
                 self.unwatch_greeting(&greeting);
-                let socket = (!greeting.scarce).then_some(greeting.socket);
+                let socket = (!greeting.scarce && pid <= 0).then_some(greeting.socket);
                 self.door.refused.push(Refused::new(peer, source, pid, segment, socket));
                 (0, None)
             }
@@ -483,6 +541,12 @@ impl Shm {
     }
 }
 
+/// Who has connected, if not a process of this user.
+enum Other {
+    User,
+    Nobody,
+}
+
 /// The result of [`Shm::hear`].
 enum Heard {
     Nothing,
@@ -500,7 +564,6 @@ fn has_left(claim: &Claim, greeting: &Greeting) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::door::GREETINGS_MAX;
     use super::super::fixture::Heard::Message;
     use super::super::fixture::{Deaf, End, end, hears};
     use super::super::{ACCEPTS, READY};

@@ -85,6 +85,7 @@ impl Shm {
             identity,
             socket: Some(socket),
             pid: credentials.pid,
+            port: address.port(),
             since: clock::now_ns(),
             bell,
             hint: None,

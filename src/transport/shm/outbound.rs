@@ -22,6 +22,8 @@ pub(super) struct Outbound {
     /// other's id.
     pub(super) socket: Option<OwnedFd>,
     pub(super) pid: i32,
+    /// The peer's port.
+    pub(super) port: u16,
     /// When the link was made, nanoseconds.
     pub(super) since: u64,
     pub(super) bell: Arc<Bell>,

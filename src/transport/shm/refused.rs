@@ -69,7 +69,7 @@ pub(super) struct Refused {
     pub(super) source: Address,
     pub(super) pid: i32,
     pub(super) segment: Segment,
-    /// Its connection, if the end of its process cannot be seen otherwise.
+    /// Its connection.
     socket: Option<OwnedFd>,
     /// When to look again, and when to give up, nanoseconds. 0: now; the sender has not ended.
     pub(super) look_at: u64,
@@ -77,7 +77,7 @@ pub(super) struct Refused {
 }
 
 impl Refused {
-    /// `socket`: the connection, unless no descriptor is left for it.
+    /// `socket`: its connection, if there is a descriptor for it, and the end of its process cannot be seen otherwise.
     pub(super) fn new(
         peer: PeerId,
         source: Address,
@@ -85,7 +85,6 @@ impl Refused {
         segment: Segment,
         socket: Option<OwnedFd>,
     ) -> Self {
-        let socket = socket.filter(|_| pid <= 0);
         Self { peer, source, pid, segment, socket, look_at: 0, until: 0 }
     }
 

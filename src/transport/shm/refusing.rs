@@ -1,12 +1,12 @@
 //! Links that were refused for want of descriptors or memory (`refused`): those refused here are read or forgotten, and
 //! messages in those that peers refused are taken back.
 
-use super::refused::{LOOK_NS, Segment, Unmapped};
+use super::departure::Ended;
+use super::refused::{LOOK_NS, Refused, Segment, Unmapped};
 use super::ring::{Consumer, Popped};
 use super::state::Shm;
 use crate::sys::{Errno, clock};
-use crate::telemetry::log;
-use crate::transport::{Departure, Handler, Message, PeerId, Returned};
+use crate::transport::{Handler, Message, PeerId, Returned};
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
 
@@ -41,67 +41,39 @@ impl Shm {
         if self.out(peer).is_some() || self.inbound_of(peer).is_some() {
             return 0;
         }
-        let departure = match self.read_refused(peer, handler) {
-            Ok(true) => Departure::Closed,
-            Ok(false) => Departure::Failed(Errno(libc::EHOSTDOWN)),
-            Err(errno) => Departure::Failed(errno),
-        };
+        let mut ended = Ended::default();
+        self.read_refused(peer, &mut ended, handler);
         // The sends of what it had refused have failed.
         self.returned.retain(|one| one.peer != peer);
-        handler.on_departure(peer, departure);
+        handler.on_departure(peer, ended.departure());
         1
     }
 
-    /// Delivers the messages that `peer`, which has ended, wrote into refused links. True: it has closed in order.
-    /// Error: messages are lost, because a segment cannot be mapped.
+    /// Delivers the messages that `peer` wrote into refused links, and can take back no more. `ended`: what the links tell
+    /// of its end.
     pub(super) fn read_refused(
         &mut self,
         peer: PeerId,
+        ended: &mut Ended,
         handler: &mut impl Handler,
-    ) -> Result<bool, Errno> {
-        let mut end = Ok(false);
-        while let Some(at) = self.door.refused.iter().position(|refused| refused.peer == peer) {
+    ) {
+        let ready = |refused: &Refused| refused.peer == peer && refused.is_left();
+        while let Some(at) = self.door.refused.iter().position(ready) {
             let mut refused = self.door.refused.swap_remove(at);
             // In this order: a sender that has ended does not set MOVED any more.
-            if !refused.is_left() || refused.segment.has_moved() {
+            if refused.segment.has_moved() {
                 continue;
             }
-            let closed = refused.segment.producer_closed();
             refused.segment.map();
             match refused.segment {
                 Segment::Mapped(mut consumer) => {
-                    end = end.map(|_| closed);
                     handler.on_peer(peer, &refused.source);
-                    let last = loop {
-                        match consumer.pop(|header, data| handler.on_message(peer, header, data)) {
-                            Popped::Message | Popped::Handed(_) => {}
-                            last => break last,
-                        }
-                    };
-                    let why = match last {
-                        Popped::Malformed => Some(Errno(libc::EPROTO)),
-                        _ => consumer.has_message().then_some(Errno(libc::ENOMEM)),
-                    };
-                    if let Some(errno) = why {
-                        end = Err(errno);
-                        log::limited!(
-                            cause: errno.0,
-                            "cannot read the shared memory of {} ({errno}), which has ended: some of what it had sent through it is lost",
-                            refused.source
-                        );
-                    }
+                    ended.add(&consumer);
+                    ended.read_rest(peer, &refused.source, &mut consumer, handler);
                 }
-                Segment::Unmapped(Unmapped { errno, .. }) => {
-                    log::limited!(
-                        cause: errno.0,
-                        "cannot map the shared memory of {} ({errno}), which has ended: what it had sent through it is lost",
-                        refused.source
-                    );
-                    end = Err(errno);
-                }
+                Segment::Unmapped(Unmapped { errno, .. }) => ended.lose(&refused.source, errno),
             }
         }
-        end
     }
 
     /// `peer` has refused our link and read nothing of it: its messages are to go another way.
@@ -131,7 +103,7 @@ mod tests {
     use super::*;
     use crate::sys::shared_memory::REFUSED;
     use crate::transport::shm::config::CmaPolicy;
-    use crate::transport::{Contact, Messages, Mode, Transport};
+    use crate::transport::{Contact, Departure, Messages, Mode, Transport};
 
     fn send(from: &mut End, to: &End, lens: &[usize]) -> PeerId {
         let peer = from.connect(to);
@@ -225,6 +197,31 @@ mod tests {
             assert_eq!(hears_the_end(&mut b), expected, "{back} {why}");
             assert!(b.shm.door.refused.is_empty());
         }
+    }
+
+    #[test]
+    fn a_sender_that_takes_its_link_down_before_it_hears_has_not_closed() {
+        for why in [NO_DESCRIPTOR, NO_MEMORY] {
+            let (mut a, mut b, peer) = refused(false, why);
+            REFUSED.set(None);
+            a.shm.drain(peer, &mut super::super::fixture::Deaf);
+            let mut expected: Vec<Heard> = LENS.into_iter().map(Came).collect();
+            expected.push(Left(Departure::Failed(Errno(libc::ECONNRESET))));
+            assert_eq!(hears_the_end(&mut b), expected, "{why}");
+        }
+    }
+
+    #[test]
+    fn what_a_peer_can_still_take_back_is_kept_when_it_departs_otherwise() {
+        let (a, mut b, _) = refused(false, NO_DESCRIPTOR);
+        let peer = b.peers.find(&a.me).unwrap();
+        let mut ears = super::super::fixture::Ears::default();
+        b.shm.drain(peer, &mut ears);
+        assert_eq!(ears.0, []);
+        drop(a);
+        let mut expected: Vec<Heard> = LENS.into_iter().map(Came).collect();
+        expected.push(Left(Departure::Closed));
+        assert_eq!(hears_the_end(&mut b), expected);
     }
 
     #[test]

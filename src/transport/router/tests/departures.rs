@@ -42,13 +42,28 @@ impl Story {
 
 const BROKE: Departure = Departure::Failed(Errno(libc::ECONNRESET));
 
-/// The next process at the address of `router`, which has ended in order.
-fn next(router: Router, net: bool) -> Router {
+fn open(bind: Address, net: bool) -> Result<Router, Errno> {
     let mut config = Config::default();
     config.net.on = net;
+    Router::open(bind, &config, (JobKey::from_bytes([0; 16]), Source::Nothing))
+}
+
+/// At a port that the system assigns only on request: nobody has it between the ends of two processes there.
+fn at_port(net: bool) -> Router {
+    loop {
+        let port = 1024 + process::random_u64() as u16 % 31_000;
+        match open(Address(std::net::SocketAddr::from(([127, 0, 0, 1], port))), net) {
+            Err(Errno(libc::EADDRINUSE)) => {}
+            router => return router.unwrap(),
+        }
+    }
+}
+
+/// The next process at the address of `router`, which has ended in order.
+fn next(router: Router, net: bool) -> Router {
     let bind = router.me;
     drop(router);
-    Router::open(bind, &config, (JobKey::from_bytes([0; 16]), Source::Nothing)).unwrap()
+    open(bind, net).unwrap()
 }
 
 /// Tries to send a message of one byte.
@@ -66,6 +81,34 @@ fn until(mut step: impl FnMut() -> bool) {
     while !step() {
         assert!(clock::now_ns() - begun < 60_000_000_000);
     }
+}
+
+/// `a` has a link to `b`, which has none back.
+fn linked() -> (Router, Router) {
+    let (mut a, mut b) = (at_port(true), at_port(true));
+    let you = b.me;
+    let mut heard = Story::default();
+    until(|| {
+        send(&mut a, &you, 1);
+        a.poll(&mut Story::default());
+        b.poll(&mut heard);
+        heard.has(&Message(1))
+    });
+    (a, b)
+}
+
+/// `b` has a link to `a`, which has none back, and neither has a network.
+fn linked_back() -> (Router, Router) {
+    let (mut a, mut b) = (at_port(false), at_port(false));
+    let me = a.me;
+    let mut told = Story::default();
+    until(|| {
+        send(&mut b, &me, 1);
+        a.poll(&mut told);
+        b.poll(&mut Story::default());
+        told.has(&Message(1))
+    });
+    (a, b)
 }
 
 /// `a` reaches `b` by shared memory, and `b` reaches `a` over the network.
@@ -90,16 +133,9 @@ fn mixed() -> (Router, Router) {
 
 #[test]
 fn the_next_process_is_met_after_the_departure_that_nobody_has_reported() {
-    let [mut a, mut b] = [(); 2].map(|()| with_key(true, 0, Source::Nothing));
+    let (mut a, b) = linked();
     let (me, you) = (a.me, b.me);
     let (mut told, mut heard) = (Story::default(), Story::default());
-    until(|| {
-        send(&mut a, &you, 1);
-        a.poll(&mut told);
-        b.poll(&mut heard);
-        heard.has(&Message(1))
-    });
-    assert_eq!(told.0, []);
     let mut b = next(b, true);
     b.lanes.shm = None;
     heard.0.clear();
@@ -118,6 +154,30 @@ fn the_next_process_is_met_after_the_departure_that_nobody_has_reported() {
         b.poll(&mut heard);
         heard.has(&Message(3))
     });
+    assert_eq!((told.departures(), heard.departures()), (vec![Departure::Closed], vec![]));
+}
+
+#[test]
+fn the_last_message_is_delivered_before_the_next_process_is_met() {
+    let (mut a, mut b) = linked();
+    let me = a.me;
+    let (mut told, mut heard) = (Story::default(), Story::default());
+    until(|| send(&mut b, &me, 2));
+    assert_eq!(b.route(b.peers.find(&me).unwrap()), Route::By(Lane::shm));
+    let mut b = next(b, true);
+    b.lanes.shm = None;
+    heard.0.clear();
+    until(|| {
+        send(&mut b, &me, 3);
+        b.poll(&mut heard);
+        a.turn(Lane::net, &mut told);
+        told.has(&Message(3))
+    });
+    assert_eq!(told.0[..5], [Met, Message(2), Left(Departure::Closed), Met, Message(3)]);
+    for _ in 0..10 {
+        a.turn(Lane::shm, &mut told);
+        b.poll(&mut heard);
+    }
     assert_eq!((told.departures(), heard.departures()), (vec![Departure::Closed], vec![]));
 }
 
@@ -155,16 +215,10 @@ fn a_peer_that_departs_by_shared_memory_departs_by_the_network() {
 
 #[test]
 fn what_a_peer_refused_does_not_go_to_the_next_process() {
-    let (mut a, mut b) = (on_loopback(), on_loopback());
-    let (me, you) = (a.me, b.me);
+    let (mut a, mut b) = linked_back();
+    let you = b.me;
     let (mut told, mut heard) = (Story::default(), Story::default());
     b.lanes.shm.as_mut().unwrap().refuse_all(true);
-    until(|| {
-        send(&mut b, &me, 1);
-        a.poll(&mut told);
-        b.poll(&mut heard);
-        told.has(&Message(1))
-    });
     assert!(send(&mut a, &you, 2));
     until(|| {
         b.poll(&mut heard);
@@ -190,15 +244,9 @@ fn what_a_peer_refused_does_not_go_to_the_next_process() {
 
 #[test]
 fn a_peer_that_refuses_for_good_learns_that_its_own_operations_have_ended() {
-    let (mut a, mut b) = (on_loopback(), on_loopback());
-    let (me, you) = (a.me, b.me);
+    let (mut a, mut b) = linked_back();
+    let you = b.me;
     let (mut told, mut heard) = (Story::default(), Story::default());
-    until(|| {
-        send(&mut b, &me, 1);
-        a.poll(&mut told);
-        b.poll(&mut heard);
-        told.has(&Message(1))
-    });
     REFUSED.set(Some(Errno(libc::EPERM)));
     assert!(send(&mut a, &you, 2));
     until(|| {
