@@ -311,9 +311,9 @@ impl Core {
         };
         state.outstanding > 0
             || state.deferred() > 0
-            || self.arrivals.active.iter().any(|(_, active)| active.message.peer == peer)
             || self.rma.awaits(peer)
             || self.collectives.awaits(peer)
+            || self.arrivals.active.iter().any(|(_, active)| active.message.peer == peer)
             || waits_for_it()
     }
 }

@@ -242,13 +242,15 @@ fn tell_when(moved: Result<usize, Errno>) -> Result<usize, SendError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::linked;
+    use super::super::fixture::{End, linked};
     use super::super::layout::REACHING;
     use super::*;
+    use crate::sys::shared_memory::SharedMemory;
     use crate::transport::Messages;
     use crate::transport::loopback::Loopback;
     use crate::transport::settling::SETTLE_NS;
     use crate::transport::shm::config::CmaPolicy;
+    use std::sync::Arc;
     use std::time::Instant;
 
     const WRITE: Put = Put { notify: false, delivered: true, stays: false, token: 0 };
@@ -289,16 +291,46 @@ mod tests {
         (Loopback::list(&[range]).unwrap(), range)
     }
 
-    #[test]
-    fn a_copy_that_begins_behind_a_closed_gate_moves_nothing() {
+    type Ends = [(End, PeerId); 2];
+
+    /// Two ends of a link, and a region of `b` to which `a` has the key. `None`: cross-memory attach is forbidden here.
+    fn with_region(
+        mine: &mut [u8; 100],
+        theirs: &mut [u8; 100],
+    ) -> Option<(Ends, SegmentList, Remote)> {
         let [(mut a, peer), (mut b, back)] = linked(2, CmaPolicy::Auto, None);
         if !a.shm.caps(peer).put {
-            return eprintln!("skipped: cross-memory attach is forbidden");
+            eprintln!("skipped: cross-memory attach is forbidden here");
+            return None;
         }
-        let (mut mine, mut theirs) = ([1u8; 100], [2u8; 100]);
-        let ((local, _), (region, range)) = (list(&mut mine), list(&mut theirs));
+        let ((local, _), (region, _)) = (list(mine), list(theirs));
         let remote = Remote { key: key(&mut b.shm, back, &region), offset: 0 };
         assert_eq!(a.shm.put(peer, &local, &remote, WRITE), Ok(Access::Moved(100)));
+        Some(([(a, peer), (b, back)], local, remote))
+    }
+
+    /// `a`, process `pid`, is in the middle of a copy from or to memory of `b`; a word that says so, and b's number of `a`.
+    fn copying(pid: i32) -> ([End; 2], Arc<SharedMemory>, PeerId) {
+        let [(a, peer), (mut b, back)] = linked(2, CmaPolicy::Auto, None);
+        b.shm.inbound.iter_mut().for_each(|link| link.pid = pid);
+        let word = a.shm.out(peer).unwrap().producer.memory().clone();
+        word.atomic(REACHING).unwrap().fetch_add(1, Ordering::SeqCst);
+        ([a, b], word, back)
+    }
+
+    /// Ends the region to which the peer has the key, and in which it copies.
+    fn end_region(b: &mut Shm, back: PeerId) {
+        let memory = list(&mut [0; 8]).0;
+        let told = key(b, back, &memory);
+        assert!(b.invalidate(back, &told));
+    }
+
+    #[test]
+    fn a_copy_that_begins_behind_a_closed_gate_moves_nothing() {
+        let (mut mine, mut theirs) = ([1u8; 100], [2u8; 100]);
+        let Some(linked) = with_region(&mut mine, &mut theirs) else { return };
+        let ([(mut a, peer), (b, back)], local, remote) = linked;
+        let range = list(&mut theirs).1;
         let bare = Remote { key: RemoteKey::ADDRESSES, offset: range.addr };
         assert_eq!((theirs, a.shm.get(peer, &local, &bare, 0)), ([1; 100], Ok(Access::Moved(100))));
         theirs = [3; 100];
@@ -318,14 +350,9 @@ mod tests {
 
     #[test]
     fn nothing_is_written_into_the_process_that_has_the_id_of_one_that_ended() {
-        let [(mut a, peer), (mut b, back)] = linked(2, CmaPolicy::Auto, None);
-        if !a.shm.caps(peer).put {
-            return eprintln!("skipped: cross-memory attach is forbidden here");
-        }
         let (mut mine, mut theirs) = ([1u8; 100], [2u8; 100]);
-        let ((local, _), (region, _)) = (list(&mut mine), list(&mut theirs));
-        let remote = Remote { key: key(&mut b.shm, back, &region), offset: 0 };
-        assert_eq!(a.shm.put(peer, &local, &remote, WRITE), Ok(Access::Moved(100)));
+        let Some(linked) = with_region(&mut mine, &mut theirs) else { return };
+        let ([(mut a, peer), (b, _)], local, remote) = linked;
         theirs = [3; 100];
         let link = a.shm.inbound.of_mut(peer).unwrap();
         link.nonce ^= 1;
@@ -343,13 +370,8 @@ mod tests {
         // A process that is visible and runs, and one of another pid namespace.
         let runner = Runner::new();
         for pid in [runner.pid(), 0] {
-            let [(a, peer), (mut b, back)] = linked(2, CmaPolicy::Auto, None);
-            b.shm.inbound.iter_mut().for_each(|link| link.pid = pid);
-            let word = a.shm.out(peer).unwrap().producer.memory().clone();
-            word.atomic(REACHING).unwrap().fetch_add(1, Ordering::SeqCst);
-            let memory = list(&mut [0; 8]).0;
-            let told = key(&mut b.shm, back, &memory);
-            assert!(b.shm.invalidate(back, &told));
+            let ([_a, mut b], word, back) = copying(pid);
+            end_region(&mut b.shm, back);
             assert!(!b.shm.is_settled(false) && b.shm.reaching.gate.is_open());
             let began = Instant::now();
             assert!(!settle(|insists| b.shm.is_settled(insists)));
@@ -367,13 +389,8 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id() as i32;
         for signal in [libc::SIGSTOP, libc::SIGKILL] {
-            let [(a, peer), (mut b, back)] = linked(2, CmaPolicy::Auto, None);
-            b.shm.inbound.iter_mut().for_each(|link| link.pid = pid);
-            let word = a.shm.out(peer).unwrap().producer.memory().clone();
-            word.atomic(REACHING).unwrap().fetch_add(1, Ordering::SeqCst);
-            let memory = list(&mut [0; 8]).0;
-            let told = key(&mut b.shm, back, &memory);
-            assert!(b.shm.invalidate(back, &told));
+            let ([_a, mut b], _word, back) = copying(pid);
+            end_region(&mut b.shm, back);
             let words = [format!("-{signal}"), pid.to_string()];
             std::process::Command::new("kill").args(words).status().unwrap();
             assert!(settle(|insists| b.shm.is_settled(insists)));
@@ -392,11 +409,8 @@ mod tests {
 
     #[test]
     fn what_an_endpoint_leaves_behind_is_still_known() {
-        let [(a, peer), (mut b, back)] = linked(2, CmaPolicy::Auto, None);
         let runner = Runner::new();
-        b.shm.inbound.iter_mut().for_each(|link| link.pid = runner.pid());
-        let word = a.shm.out(peer).unwrap().producer.memory().clone();
-        word.atomic(REACHING).unwrap().fetch_add(1, Ordering::SeqCst);
+        let ([_a, b], word, back) = copying(runner.pid());
         assert!(b.shm.inbound_of(back).is_some());
         drop(b);
         assert!(!are_left_settled());
