@@ -113,12 +113,8 @@ impl SharedMemory {
 
     #[cold]
     fn map_whole(&self) -> Option<NonNull<u8>> {
-        #[cfg(test)]
-        if ALONE.get() {
-            return None;
-        }
         // SAFETY: another mapping of the same file, from the first byte of this one on.
-        let base = unsafe { duplicate(self.base, self.len) }?;
+        let base = unsafe { second(self.base, self.len) }?;
         let (null, new) = (std::ptr::null_mut(), base.as_ptr());
         match self.whole.compare_exchange(null, new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Some(base),
@@ -242,9 +238,23 @@ impl SharedMemory {
             return Self::map(fd.as_fd_ref(), 0, len);
         }
         let mut this = Self::map(fd.as_fd_ref(), 0, head)?;
+        if !this.can_have_another() {
+            // What needs the second one would wait for ever. One for all takes the place of the first.
+            drop(this);
+            return Self::map(fd.as_fd_ref(), 0, len);
+        }
         this.len = len;
         this.whole = AtomicPtr::default();
         Ok(this)
+    }
+
+    /// Whether the system has room for another mapping now (vm.max_map_count).
+    fn can_have_another(&self) -> bool {
+        let page = process::page_size();
+        // SAFETY: this mapping begins with a page.
+        let other = unsafe { second(self.base, page) };
+        // SAFETY: exactly the page that was just mapped, which nobody knows.
+        other.is_some_and(|other| unsafe { libc::munmap(other.as_ptr().cast(), page) } == 0)
     }
 
     fn map(fd: BorrowedFd<'_>, offset: usize, len: usize) -> Result<Self> {
@@ -296,6 +306,19 @@ unsafe fn duplicate(base: NonNull<u8>, len: usize) -> Option<NonNull<u8>> {
     // SAFETY: an old length of 0 leaves the old mapping as it is (mremap(2)).
     let new = unsafe { libc::mremap(base.as_ptr().cast(), 0, len, libc::MREMAP_MAYMOVE) };
     if new == libc::MAP_FAILED { None } else { NonNull::new(new.cast()) }
+}
+
+/// The same; for tests, as if the system refused.
+///
+/// # Safety
+/// As for [`duplicate`].
+unsafe fn second(base: NonNull<u8>, len: usize) -> Option<NonNull<u8>> {
+    #[cfg(test)]
+    if ALONE.get() {
+        return None;
+    }
+    // SAFETY: as the caller says.
+    unsafe { duplicate(base, len) }
 }
 
 /// Whether the system makes a second mapping without a descriptor. Not under some tools and in some sandboxes.
@@ -420,6 +443,7 @@ const SIGNALS: usize = 100;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::per_process::tests::in_child;
 
     #[test]
     fn a_signal_does_not_end_a_reservation() {
@@ -470,6 +494,42 @@ mod tests {
         }
         assert!(bytes() < 8 * 4096, "{}", bytes());
         assert_eq!(a.reserve_more(MIB, 1), Err(Errno(libc::EINVAL)));
+    }
+
+    /// Uses up the mappings of this process but for `left`. Mapping fails from then on: only for a child.
+    fn use_up_mappings(left: usize) -> bool {
+        let page = process::page_size();
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let mut last = [std::ptr::null_mut(); 8];
+        for n in 0..1 << 18 {
+            // Neighbours do not become one mapping.
+            let prot = if n % 2 == 0 { libc::PROT_NONE } else { libc::PROT_READ };
+            // SAFETY: a new mapping at an address of the kernel's choice.
+            let at = unsafe { libc::mmap(std::ptr::null_mut(), page, prot, flags, -1, 0) };
+            if at == libc::MAP_FAILED {
+                // SAFETY: mappings of this function.
+                let gone = |n: usize| unsafe { libc::munmap(last[n % last.len()], page) } == 0;
+                return n > left && (n - left..n).all(gone);
+            }
+            last[n % last.len()] = at;
+        }
+        false
+    }
+
+    #[test]
+    fn where_hardly_more_can_be_mapped_there_is_one_mapping() {
+        const MIB: usize = 1 << 20;
+        let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+        let few = most.trim().parse::<u32>().is_ok_and(|most| most < 1 << 18);
+        if !few || !can_duplicate() {
+            return eprintln!("skipped: vm.max_map_count is large, or there are no parts");
+        }
+        let fd = SharedMemory::reserve("udrv", MIB, MIB).unwrap();
+        assert!(in_child(|| {
+            let used_up = use_up_mappings(3);
+            let one = SharedMemory::attach_in_parts(&fd, MIB, 8192).unwrap();
+            used_up && one.whole() == Some(one.base) && one.atomic(MIB - 8).is_some()
+        }));
     }
 
     #[test]
