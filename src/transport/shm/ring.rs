@@ -801,20 +801,30 @@ impl<M: Storage> Consumer<M> {
         let SlotHead { len, offset, header_len, kind, .. } = *head;
         match kind {
             INLINE if header_len + len <= SLOT_ROOM => Some(room.wrapping_add(header_len)),
-            BULK if offset + len <= self.geometry.bulk as usize => {
+            BULK if self.is_in_bulk(head) => {
                 Some(self.memory.whole()?.as_ptr().wrapping_add(self.geometry.bulk_at() + offset))
             }
             PLACED | RETURNED => {
-                let [this, other] = self.places.as_ref()?;
-                let ours = kind == RETURNED;
-                let area = if ours { other } else { this };
+                let area = self.area(kind)?;
                 let (index, start) = area.find(offset as u32, len)?;
                 area.memory().read(start, len);
-                *place = Some(Place { ours, index });
+                *place = Some(Place { ours: kind == RETURNED, index });
                 Some(start)
             }
             _ => None,
         }
+    }
+
+    #[inline(always)]
+    fn is_in_bulk(&self, head: &SlotHead) -> bool {
+        head.offset + head.len <= self.geometry.bulk as usize
+    }
+
+    /// The payload buffers in which a payload of this kind lies.
+    #[inline(always)]
+    fn area(&self, kind: u8) -> Option<&Area<M>> {
+        let [this, other] = self.places.as_ref()?;
+        Some(if kind == RETURNED { other } else { this })
     }
 
     /// The payload of the next message, with this head, is nowhere, or it was not mapped.
@@ -822,11 +832,10 @@ impl<M: Storage> Consumer<M> {
     fn refuse(&mut self, head: &SlotHead) -> Popped {
         let SlotHead { len, offset, kind, .. } = *head;
         let exists = match kind {
-            BULK => offset + len <= self.geometry.bulk as usize,
-            PLACED | RETURNED => self.places.as_ref().is_some_and(|[this, other]| {
-                let area = if kind == RETURNED { other } else { this };
-                area.index(offset as u32, len).is_some()
-            }),
+            BULK => self.is_in_bulk(head),
+            PLACED | RETURNED => {
+                self.area(kind).is_some_and(|area| area.index(offset as u32, len).is_some())
+            }
             _ => false,
         };
         if !exists {
