@@ -853,10 +853,28 @@ mod tests {
     }
 
     fn with_key(net: bool, key: u8, source: Source) -> Router {
+        open(0, net, (JobKey::from_bytes([key; 16]), source)).unwrap()
+    }
+
+    fn open(port: u16, net: bool, key: (JobKey, Source)) -> Result<Router, Errno> {
         let mut config = Config::default();
         config.net.on = net;
-        let bind = Address(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
-        Router::open(bind, &config, (JobKey::from_bytes([key; 16]), source)).unwrap()
+        Router::open(Address(std::net::SocketAddr::from(([127, 0, 0, 1], port))), &config, key)
+    }
+
+    /// At a port that the system assigns only on request: nobody takes it between the ends of two processes there, and
+    /// nobody has it for TCP, without which there are no streams to it.
+    fn at_port(net: bool) -> Router {
+        loop {
+            let port = 1024 + process::random_u64() as u16 % 31_000;
+            if std::net::TcpListener::bind(("127.0.0.1", port)).is_err() {
+                continue;
+            }
+            match open(port, net, (JobKey::from_bytes([0; 16]), Source::Nothing)) {
+                Err(Errno(libc::EADDRINUSE)) => {}
+                router => return router.unwrap(),
+            }
+        }
     }
 
     #[test]

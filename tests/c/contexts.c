@@ -395,6 +395,23 @@ static void tags_peeks_and_cancels(void)
 	close_shared(&s);
 }
 
+/* Forks a process that ends with this one, and a link to it. 0: this is that process. */
+static pid_t branch(int *link)
+{
+	int links[2];
+	pid_t child;
+
+	OK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, links));
+	fflush(NULL);
+	child = fork();
+	CHECK(child >= 0);
+	if (!child)
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+	close(links[child ? 1 : 0]);
+	*link = links[child ? 0 : 1];
+	return child;
+}
+
 /* A process that sends to the endpoints of these names, three messages to the first, and waits to be killed. */
 static void send_and_wait(int link)
 {
@@ -443,7 +460,7 @@ static void send_and_wait(int link)
 static void the_dead_are_heard(void)
 {
 	struct shared s;
-	int link[2], status;
+	int link, status;
 	size_t min = 8, len = NAME_MAX_LEN;
 	char name[NAME_MAX_LEN];
 	struct fi_cq_tagged_entry entry;
@@ -453,26 +470,22 @@ static void the_dead_are_heard(void)
 	fi_addr_t dead;
 	pid_t child;
 
-	OK(socketpair(AF_UNIX, SOCK_STREAM, 0, link));
-	child = fork();
-	CHECK(child >= 0);
-	if (!child) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		send_and_wait(link[1]);
-	}
+	child = branch(&link);
+	if (!child)
+		send_and_wait(link);
 	open_shared(&s);
 	OK(fi_setopt(&s.srx->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &min, sizeof(min)));
 	for (int i = 2; i < 4; i++) {
 		OK(fi_getname(&s.ep[i]->fid, name, &len));
-		SAME(write(link[0], name, sizeof(name)), sizeof(name));
+		SAME(write(link, name, sizeof(name)), sizeof(name));
 	}
-	SAME(read(link[0], name, sizeof(name)), sizeof(name));
+	SAME(read(link, name, sizeof(name)), sizeof(name));
 	SAME(fi_av_insert(s.here.av, name, 1, &dead, 0, NULL), 1);
 	/* The last endpoint is not looked at after its first message. */
 	OK(fi_trecv(s.srx, incoming, 8, NULL, dead, 10, 0, &contexts[1]));
 	wait_for(s.cq[3], NULL, 0, NULL);
-	SAME(write(link[0], name, 1), 1);
-	for (double end = now() + PATIENCE_S; recv(link[0], name, 1, MSG_DONTWAIT) != 1;) {
+	SAME(write(link, name, 1), 1);
+	for (double end = now() + PATIENCE_S; recv(link, name, 1, MSG_DONTWAIT) != 1;) {
 		CHECK(now() < end);
 		SAME(fi_cq_read(s.cq[2], NULL, 0), -FI_EAGAIN);
 	}
@@ -505,7 +518,7 @@ static void the_dead_are_heard(void)
 	SAME(fi_cq_readerr(s.cq[2], &error, 0), 1);
 	CHECK(error.op_context == &contexts[2] && error.flags & FI_MULTI_RECV);
 	empty(s.cq, COUNT);
-	OK(close(link[0]) | close(link[1]));
+	OK(close(link));
 	close_shared(&s);
 }
 
@@ -547,23 +560,14 @@ static void speak(int link, struct name *own, const struct name *to_name)
 
 static pid_t open_speaker(int *link)
 {
-	int links[2];
 	struct name names[2];
-	pid_t child;
+	pid_t child = branch(link);
 
-	OK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, links));
-	fflush(NULL);
-	child = fork();
-	CHECK(child >= 0);
 	if (!child) {
-		close(links[0]);
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		if (read(links[1], names, sizeof(names)) != sizeof(names))
+		if (read(*link, names, sizeof(names)) != sizeof(names))
 			_exit(1);
-		speak(links[1], &names[0], &names[1]);
+		speak(*link, &names[0], &names[1]);
 	}
-	close(links[1]);
-	*link = links[0];
 	return child;
 }
 
@@ -988,41 +992,35 @@ static void a_context_that_is_not_closed_keeps_its_receives(void)
 	struct scalable a;
 	uint8_t name[NAME_MAX_LEN];
 	size_t len = sizeof(name);
-	int links[2], status;
-	pid_t child;
+	int link, status;
+	pid_t child = branch(&link);
 
-	OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, links));
-	fflush(NULL);
-	child = fork();
-	CHECK(child >= 0);
 	if (!child) {
-		close(links[0]);
-		SAME(read(links[1], name, sizeof(name)), sizeof(name));
-		send_with_a_pause(links[1], name);
+		SAME(read(link, name, sizeof(name)), sizeof(name));
+		send_with_a_pause(link, name);
 	}
-	close(links[1]);
 	open_scalable(&a);
 	OK(fi_getname(&a.sep->fid, name, &len));
-	SAME(write(links[0], name, sizeof(name)), sizeof(name));
+	SAME(write(link, name, sizeof(name)), sizeof(name));
 	OK(fi_recv(a.rx[0], incoming, 8, NULL, FI_ADDR_UNSPEC, NULL));
 	wait_for(a.cq[COUNT], NULL, 0, NULL);
 	memset(incoming, 0, LONG + 8);
 	OK(fi_recv(a.rx[1], incoming, LONG, NULL, FI_ADDR_UNSPEC, &contexts[0]));
 	OK(fi_recv(a.rx[1], incoming + LONG, 8, NULL, FI_ADDR_UNSPEC, &contexts[1]));
-	tell_byte(links[0]);
-	hear_byte(links[0]);
+	tell_byte(link);
+	hear_byte(link);
 	poll_only(a.cq[COUNT + 1], a.cq[0]);
 	SAME(fi_close(&a.rx[1]->fid), -FI_EBUSY);
-	tell_byte(links[0]);
+	tell_byte(link);
 	for (int i = 0; i < 2; i++) {
 		CHECK(wait_for(a.cq[COUNT + 1], a.cq, 2 * COUNT, NULL).op_context == &contexts[i]);
 		CHECK(holds(incoming + i * LONG, i ? 8 : LONG, 1, 0));
 	}
-	tell_byte(links[0]);
+	tell_byte(link);
 	close_scalable(&a);
 	SAME(waitpid(child, &status, 0), child);
 	SAME(status, 0);
-	close(links[0]);
+	close(link);
 }
 
 /* A context that is closed takes with it what waits for a counter, and leaves what the other contexts have there. */

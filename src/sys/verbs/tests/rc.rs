@@ -43,7 +43,8 @@ fn end(change: impl Fn(&mut RcSettings)) -> Option<End> {
     };
     change(&mut settings);
     let rc = RcPort::open(&device, settings).unwrap();
-    assert_eq!(rc.settings().shared, settings.shared, "this device has both");
+    // Not all devices have shared receives (irdma); all have the others.
+    assert!(settings.shared || !rc.settings().shared);
     Some(End { port: rc, events: Vec::new(), lid: port.lid, gid: gid.raw })
 }
 
@@ -183,7 +184,8 @@ fn a_key_that_is_none_ends_the_connection_and_writes_nothing() {
         let heard = std::mem::take(&mut b.events);
         let failed =
             |event: &RcEvent| matches!(event, RcEvent::Failed { qp, .. } if *qp == to.number());
-        assert!(heard.iter().all(failed) && heard.len() == usize::from(!shared), "{heard:?}");
+        let own = !b.port.settings().shared;
+        assert!(heard.iter().all(failed) && heard.len() == usize::from(own), "{heard:?}");
         assert!(target.iter().all(|byte| *byte == 0));
 
         // The ports still work.

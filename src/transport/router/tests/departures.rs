@@ -42,28 +42,11 @@ impl Story {
 
 const BROKE: Departure = Departure::Failed(Errno(libc::ECONNRESET));
 
-fn open(bind: Address, net: bool) -> Result<Router, Errno> {
-    let mut config = Config::default();
-    config.net.on = net;
-    Router::open(bind, &config, (JobKey::from_bytes([0; 16]), Source::Nothing))
-}
-
-/// At a port that the system assigns only on request: nobody has it between the ends of two processes there.
-fn at_port(net: bool) -> Router {
-    loop {
-        let port = 1024 + process::random_u64() as u16 % 31_000;
-        match open(Address(std::net::SocketAddr::from(([127, 0, 0, 1], port))), net) {
-            Err(Errno(libc::EADDRINUSE)) => {}
-            router => return router.unwrap(),
-        }
-    }
-}
-
 /// The next process at the address of `router`, which has ended in order.
 fn next(router: Router, net: bool) -> Router {
-    let bind = router.me;
+    let port = router.me.port();
     drop(router);
-    open(bind, net).unwrap()
+    open(port, net, (JobKey::from_bytes([0; 16]), Source::Nothing)).unwrap()
 }
 
 /// Tries to send a message of one byte.

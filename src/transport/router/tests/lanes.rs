@@ -161,7 +161,7 @@ impl Handler for Place {
 #[test]
 fn a_peer_that_has_departed_by_shared_memory_writes_nothing_by_stream() {
     const LEN: usize = 512 * 1024;
-    let [mut a, mut b] = [(); 2].map(|()| with_key(true, 0, Source::Nothing));
+    let [mut a, mut b] = [(); 2].map(|()| at_port(true));
     b.lanes.shm.as_mut().unwrap().refuse_all(true);
     let (to, me) = (a.connect(&b.address()).unwrap(), a.me);
     let mut from = None;
