@@ -1,5 +1,6 @@
 //! Messages that came before their receives, and the receives that were posted before their messages.
 
+use super::kept::Kept;
 use super::message::Announcement;
 use super::packet::Envelope;
 use super::receives::Receives;
@@ -88,7 +89,7 @@ pub(super) struct Unexpected {
 #[derive(Debug)]
 pub(super) enum Body {
     Eager {
-        bytes: Box<[u8]>,
+        bytes: Kept,
         ack: Option<u64>,
     },
     Rts {

@@ -11,6 +11,7 @@ mod departure;
 mod engine;
 mod flow;
 mod index_list;
+mod kept;
 mod limits;
 mod matching;
 mod message;

@@ -2,6 +2,7 @@
 
 use super::arrivals::Active;
 use super::index_list::Key;
+use super::kept::Kept;
 use super::limits::SAMPLED;
 use super::matching::{Body, EACH, Matching, Outcome, Unexpected};
 use super::message::Announcement;
@@ -400,10 +401,9 @@ impl Core {
                 host.trace(Kind::EagerReceived, peer, 0, payload.len());
                 self.place(peer, envelope, ack, payload, &target, host);
             }
-            None => match copy_of(payload, 0) {
+            None => match Kept::copy_of(payload) {
                 Some(bytes) => {
                     self.matching.bytes += payload.len() + EACH;
-                    let bytes = bytes.into_boxed_slice();
                     self.keep(peer, envelope, Body::Eager { bytes, ack }, host);
                 }
                 None => self.run_short(peer, envelope, payload.len(), ack, host),
