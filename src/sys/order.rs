@@ -36,6 +36,11 @@ mod imp {
         loom::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 
+    /// Loom's read-modify-writes are not in one order.
+    pub(crate) fn ordered() {
+        fence();
+    }
+
     pub(crate) fn light() {
         fence();
     }
@@ -56,6 +61,10 @@ mod imp {
     pub(crate) fn fence() {
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
+
+    /// Between accesses that are all SeqCst, which are in one order by that.
+    #[inline(always)]
+    pub(crate) fn ordered() {}
 
     /// The fence of the frequent side.
     #[inline(always)]

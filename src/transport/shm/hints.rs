@@ -14,7 +14,7 @@
 //! a peer of a closed endpoint would take the next one's sleep for that of the first, and ring another doorbell.
 
 use crate::sys::Errno;
-use crate::sys::order::Word;
+use crate::sys::order::{self, Word};
 use crate::sys::per_process::PerProcess;
 use crate::sys::shared_memory::SharedMemory;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -57,8 +57,15 @@ pub(super) trait Words {
     fn set(&self, number: u32) -> u64 {
         let (group, bit) = (number / 64, 1 << (number % 64));
         let Some(word) = self.group(group as usize) else { return 0 };
-        word.fetch_or(bit, Ordering::AcqRel);
-        self.summary().fetch_or(1 << group, Ordering::AcqRel)
+        // These and those of `take` are in one order, in which the receiver takes the group after the summary: if the summary
+        // still has the bit after the group has, the receiver has yet to take both.
+        word.fetch_or(bit, Ordering::SeqCst);
+        order::ordered();
+        let before = self.summary().load(Ordering::SeqCst);
+        if before & (1 << group) != 0 && before & SLEEPING == 0 {
+            return before;
+        }
+        self.summary().fetch_or(1 << group, Ordering::SeqCst)
     }
 
     /// Whether some bit is set.
@@ -69,10 +76,11 @@ pub(super) trait Words {
 
     /// Takes all bits; calls `look` with the number of each link that had one.
     fn take(&self, mut look: impl FnMut(u32)) {
-        let groups = self.summary().fetch_and(SLEEPING, Ordering::AcqRel) & !SLEEPING;
+        let groups = self.summary().fetch_and(SLEEPING, Ordering::SeqCst) & !SLEEPING;
+        order::ordered();
         for group in ones(groups) {
             let word = self.group(group as usize);
-            let bits = word.map_or(0, |word| word.swap(0, Ordering::AcqRel));
+            let bits = word.map_or(0, |word| word.swap(0, Ordering::SeqCst));
             ones(bits).for_each(|bit| look(64 * group + bit));
         }
     }
