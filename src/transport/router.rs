@@ -32,6 +32,8 @@ use std::sync::Arc;
 
 /// Free ports tried before giving up.
 const PORT_TRIES: usize = 64;
+/// How much longer the transports wait for their turns where processes outnumber processors and nothing is expected.
+const SELDOM: u64 = 8;
 
 impl Router {
     /// Opens all transports under `bind`; port 0 takes a free one. Errors: EADDRINUSE, EADDRNOTAVAIL, EMFILE, ENFILE,
@@ -227,12 +229,18 @@ impl Router {
         let (now, still) = (clock::now_ns(), self.pace.is_still());
         self.count_gap(now);
         let mut busy = false;
-        each_lane!(self.lanes, (lane, t) => busy |= t.has_traffic());
+        let mut crowded = false;
+        each_lane!(self.lanes, (lane, t) => {
+            busy |= t.has_traffic();
+            crowded |= t.is_crowded(1);
+        });
+        // Most of the time is that of other processes then.
+        let seldom = if crowded && !busy { SELDOM } else { 1 };
         let mut n = 0;
         for lane in Lane::ALL {
             let (every, urgent) = on_lane!(
                 self.lanes, *lane,
-                t => (every_ns(t, still, busy), t.is_urgent()),
+                t => (every_ns(t, still, busy).saturating_mul(seldom), t.is_urgent()),
                 continue
             );
             if self.pace.is_due(*lane as usize, now, every) || urgent {
