@@ -1,5 +1,35 @@
 //! Loops with wider vector instructions than every x86-64 has, if this processor has them.
 
+/// The processor fetches the cache line at `place` for reading. Any address will do.
+#[inline(always)]
+pub(crate) fn fetch<T>(place: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: no access: an address that is not mapped is ignored.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(place.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) place, options(nostack, readonly, preserves_flags));
+    }
+}
+
+/// As [`fetch`], for writing.
+#[inline(always)]
+pub(crate) fn fetch_to_write<T>(place: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: no access: an address that is not mapped is ignored, and so is the instruction by processors without it.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) place, options(nostack, readonly, preserves_flags));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pstl1keep, [{}]", in(reg) place, options(nostack, readonly, preserves_flags));
+    }
+}
+
 /// Lengths that a C library may copy by `rep movsb`, which on AMD's Zen 3 and 4 moves 2 GB/s instead
 /// of 20 or more when source and destination have similar offsets in their pages (glibc's bug 30994).
 /// For longer copies it may pay to bypass the cache, which the library decides.

@@ -525,7 +525,7 @@ impl Shm {
         if let Some(errno) = lack {
             return unix::send(socket, &resources(errno).encode(), &[]);
         }
-        let features = hello::ATOMICS | hello::COLLECTIVES | stays(pid);
+        let features = hello::ATOMICS | hello::COLLECTIVES | hello::LAPS | stays(pid);
         let welcome = Welcome { nonce: self.nonce, features, hint: (0, 0), rank: ranks::own() };
         if let Some((hints, number)) = self.inbound.next_hint() {
             let (file, offset) = hints.address();

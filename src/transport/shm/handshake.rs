@@ -446,6 +446,9 @@ pub(super) fn read_answer(link: &mut Outbound, epoll: &LateSet) -> Answer {
                 link.features = Some(welcome.features);
                 link.nonce = Some(welcome.nonce);
                 link.producer.settle();
+                if welcome.features & hello::LAPS != 0 {
+                    link.producer.allow_restarts();
+                }
                 if stays(link.pid) | welcome.features & hello::STAYS == 0 {
                     let socket = link.socket.take();
                     socket.iter().for_each(|socket| epoll.remove(socket.as_fd()));

@@ -58,6 +58,9 @@ pub(super) const ATOMICS: u32 = 2;
 /// The receiver takes part in collective operations (PROTOCOL.md §4.17).
 pub(super) const COLLECTIVES: u32 = 4;
 
+/// The receiver follows laps through the slots that end early (PROTOCOL.md §2.5).
+pub(super) const LAPS: u32 = 64;
+
 /// The connection has to stay open: the side that says so does not see the other's process id.
 pub(super) const STAYS: u32 = 32;
 

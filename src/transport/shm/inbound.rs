@@ -240,6 +240,16 @@ impl Links {
         }
     }
 
+    /// The processor fetches the next slots of these parked links.
+    #[inline]
+    pub(super) fn fetch<'n>(&self, numbers: impl Iterator<Item = &'n u32>) {
+        for number in numbers {
+            if let Some(Place::Parked(at)) = self.places.get(*number as usize) {
+                self.parked.get(*at as usize).iter().for_each(|link| link.consumer.fetch());
+            }
+        }
+    }
+
     /// What the sender of the next link has to know to set its bit: the words, and the number of the bit.
     pub(super) fn next_hint(&mut self) -> Option<(&Hints, u32)> {
         if self.hints.is_none() {

@@ -77,6 +77,8 @@ const DOOR_NS: u64 = 10_000_000;
 
 /// Messages taken from one ring before the next ring is polled.
 const BATCH: usize = 16;
+/// Parked links whose slots are fetched before they are looked at.
+const AHEAD: usize = 3;
 /// Connections accepted at a time, descriptors that are handled at a time, and how often that is repeated in one turn
 /// while more are ready.
 const ACCEPTS: usize = 64;
@@ -218,6 +220,7 @@ impl Shm {
             self.watches.checked_at = now;
             n += self.check_liveness(peers, handler);
             self.door.requests.forget();
+            self.inbound.iter_mut().for_each(|link| link.consumer.announce());
             for link in self.outbound.iter_mut().flatten() {
                 link.copy_rate.try_again();
                 link.producer.rest();
@@ -233,7 +236,9 @@ impl Shm {
     fn poll_parked(&mut self, handler: &mut impl Handler) -> usize {
         let mut n = 0;
         let numbers = self.inbound.take_raised();
-        for &number in &numbers {
+        self.inbound.fetch(numbers.iter().take(AHEAD));
+        for (i, &number) in numbers.iter().enumerate() {
+            self.inbound.fetch(numbers.get(i + AHEAD).into_iter());
             let Some(link) = self.inbound.parked(number) else { continue };
             let taken = link.take_batch::<true>(&mut self.outbound, &mut self.due, handler);
             if taken == 0 {
@@ -243,7 +248,7 @@ impl Shm {
             if link.consumer.has_message() {
                 self.inbound.set_again(number);
             } else {
-                link.consumer.announce();
+                link.consumer.announce_some();
             }
             self.inbound.found(number, self.waiting.sleeping);
         }
@@ -454,6 +459,9 @@ impl Transport for Shm {
     #[inline]
     fn poll(&mut self, handler: &mut impl Handler) -> usize {
         let mut n = 0;
+        if self.inbound.direct().len() > 1 {
+            self.inbound.direct().iter().for_each(|link| link.consumer.fetch());
+        }
         for link in self.inbound.direct() {
             n += link.take_batch::<false>(&mut self.outbound, &mut self.due, handler);
         }

@@ -10,6 +10,7 @@
 #![allow(unsafe_code)]
 
 mod growth;
+mod laps;
 mod places;
 
 use super::budget::Budget;
@@ -21,9 +22,11 @@ use super::layout::{
 use super::storage::{Storage, Word};
 use crate::memory::Segment;
 use crate::sys::shared_memory::SharedMemory;
+use crate::sys::simd::{fetch, fetch_to_write};
 use crate::telemetry::log;
 use crate::transport::{Head, MAX_HEADER};
 use growth::Growth;
+use laps::Laps;
 pub(super) use places::{Area, Handed};
 use places::{Place, Places};
 use std::sync::Arc;
@@ -35,6 +38,8 @@ const BULK: u8 = 1;
 const PLACED: u8 = 2;
 /// Payload in a recycled payload buffer of the other direction's segment.
 const RETURNED: u8 = 3;
+/// A bit beside the kind: the next message is in slot 0.
+const RESTART: u8 = 128;
 
 fn word<M: Storage>(memory: &M, offset: usize) -> &M::Word {
     debug_assert!(offset + 4 <= memory.len() && offset % 4 == 0);
@@ -100,6 +105,8 @@ pub(super) struct Producer<M = Arc<SharedMemory>> {
     /// Last value of the progress counter that was read, and the value of `tail` at which there is no slot left.
     consumed: u32,
     slots_end: u32,
+    /// Where the next slot is, and where the laps through the slots begin anew.
+    laps: Laps,
     /// Bytes at the beginning of the bulk space that are used, a power of two; and how many are to be used
     /// once all of it is free.
     lap: u32,
@@ -138,6 +145,7 @@ impl<M: Storage> Producer<M> {
             tail: 0,
             consumed: 0,
             slots_end: geometry.slots,
+            laps: Laps::new(geometry.slots),
             lap: geometry.bulk,
             next_lap: geometry.bulk,
             bulk_tail: 0,
@@ -350,8 +358,19 @@ impl<M: Storage> Producer<M> {
         self.flags() & FLAG_PRESSURE != 0
     }
 
+    /// The receiver follows laps that end early.
+    pub(super) fn allow_restarts(&mut self) {
+        self.laps.allowed = true;
+    }
+
     #[inline]
     fn refresh(&mut self) {
+        self.look(1);
+    }
+
+    /// Reads how much was consumed.
+    #[inline]
+    fn consumed_now(&mut self) {
         let consumed = word(&self.memory, CONSUMED).load(Ordering::Acquire);
         if consumed != self.consumed {
             self.consumed = consumed;
@@ -360,13 +379,52 @@ impl<M: Storage> Producer<M> {
                 self.bulk_head = *after;
             }
         }
+    }
+
+    /// Reads how much was consumed, and notes what room there is. `wanted`: so many slots are to be reserved, if they are
+    /// free.
+    fn look(&mut self, wanted: u32) {
+        self.consumed_now();
         // A counter beyond `tail` means a corrupt peer: no room.
         let used = self.tail.wrapping_sub(self.consumed);
-        let mut left = self.geometry.slots.saturating_sub(used);
+        let mut left = self.laps.slots(self.consumed, self.geometry.slots).saturating_sub(used);
         if let Some(growth) = &mut self.growth {
-            left = left.min(growth.slots_after(self.tail, &self.memory, self.geometry));
+            // Behind the last slot of a lap nothing need be reserved.
+            let ends = wanted == 1 && self.laps.ends(self.tail, self.consumed);
+            left = left.min(match ends {
+                true => 1,
+                false => growth.slots_after(self.laps.at, wanted, &self.memory, self.geometry),
+            });
         }
         self.slots_end = self.tail.wrapping_add(left);
+    }
+
+    /// The slot to be published is the last one of a lap, or one behind which a lap may end. Returns the bit for its kind.
+    #[cold]
+    #[inline(never)]
+    fn end_lap(&mut self) -> u8 {
+        let (lap, slots) = (self.laps.at + 1, self.geometry.slots);
+        if lap == slots {
+            self.laps.begin(lap, self.tail.wrapping_add(1), slots);
+            return 0;
+        }
+        self.consumed_now();
+        if self.laps.ends(self.tail, self.consumed) {
+            self.laps.begin(lap, self.tail.wrapping_add(1), slots);
+            let used = self.tail.wrapping_sub(self.consumed);
+            let left = self.laps.slots(self.consumed, slots).saturating_sub(used);
+            self.slots_end = self.tail.wrapping_add(left);
+            return RESTART;
+        }
+        for index in self.laps.go_on(slots) {
+            // What was written there long ago must not be taken for the message to come.
+            // SAFETY: `index < slots`, so the slot lies inside the segment; all messages in it were consumed.
+            unsafe {
+                let slot = self.memory.base().as_ptr().add(SLOTS + index as usize * SLOT);
+                self.memory.word(slot).store(self.tail, Ordering::Relaxed);
+            }
+        }
+        0
     }
 
     #[inline(always)]
@@ -388,9 +446,11 @@ impl<M: Storage> Producer<M> {
             slots.min((bulk / len).saturating_sub(1))
         };
         if room(self) < most {
-            self.refresh();
+            self.look(most);
         }
-        room(self).min(most)
+        let room = room(self).min(most);
+        self.laps.promised = self.tail.wrapping_add(room);
+        room
     }
 
     /// Whether more than half of the bulk space is waiting for the consumer.
@@ -529,6 +589,7 @@ impl<M: Storage> Producer<M> {
     #[inline]
     pub(super) fn push_at_once(&mut self, head: &Head, payload: Segment) -> Option<Wake> {
         const { assert!(size_of::<[u64; Head::WORDS]>() <= SLOT_ROOM) };
+        fetch_to_write(self.slot());
         if self.under_pressure() {
             return None;
         }
@@ -577,9 +638,8 @@ impl<M: Storage> Producer<M> {
 
     #[inline]
     fn slot(&self) -> *mut u8 {
-        let index = (self.tail & (self.geometry.slots - 1)) as usize;
-        // SAFETY: `index < slots`, so the slot lies inside the segment.
-        unsafe { self.memory.base().as_ptr().add(SLOTS + index * SLOT) }
+        // SAFETY: `at < slots`, so the slot lies inside the segment.
+        unsafe { self.memory.base().as_ptr().add(SLOTS + self.laps.at as usize * SLOT) }
     }
 
     #[inline]
@@ -595,6 +655,12 @@ impl<M: Storage> Producer<M> {
             self.bulk_after.get_mut((self.tail & (self.geometry.slots - 1)) as usize)
         {
             *after = self.bulk_tail;
+        }
+        let mut kind = kind;
+        if self.laps.at == self.laps.last {
+            kind |= self.end_lap();
+        } else {
+            self.laps.at += 1;
         }
         self.tail = self.tail.wrapping_add(1);
         // SAFETY: the producer owns the slot until the last store. The slot is 128-byte aligned, and both ends
@@ -675,6 +741,8 @@ struct SlotHead {
     offset: usize,
     header_len: usize,
     kind: u8,
+    /// The next message is in slot 0.
+    restart: bool,
     seen: u16,
 }
 
@@ -687,11 +755,13 @@ impl SlotHead {
     unsafe fn read(slot: *mut u8) -> Self {
         // SAFETY: the caller vouches.
         unsafe {
+            let kind = slot.add(13).read_volatile();
             Self {
                 len: slot.add(4).cast::<u32>().read_volatile() as usize,
                 offset: slot.add(8).cast::<u32>().read_volatile() as usize,
                 header_len: slot.add(12).read_volatile() as usize,
-                kind: slot.add(13).read_volatile(),
+                kind: kind & !RESTART,
+                restart: kind & RESTART != 0,
                 seen: slot.add(14).cast::<u16>().read_volatile(),
             }
         }
@@ -703,10 +773,12 @@ impl SlotHead {
 pub(super) struct Consumer<M = Arc<SharedMemory>> {
     memory: M,
     geometry: Geometry,
-    /// Slots consumed so far.
+    /// Slots consumed so far, and the index of the next one.
     head: u32,
-    /// Value of the progress counter that the producer can see.
+    at: u32,
+    /// Value of the progress counter that the producer can see, and how far it may stay behind while there is no message.
     published: u32,
+    late: u32,
     /// Messages with payload beside their slots so far, modulo 2^16.
     received: u16,
     /// The payload buffers of this segment and of the other direction's, once there are both.
@@ -716,7 +788,8 @@ pub(super) struct Consumer<M = Arc<SharedMemory>> {
 impl<M: Storage> Consumer<M> {
     pub(super) fn new(memory: M, geometry: Geometry) -> Self {
         debug_assert!(memory.len() >= geometry.len());
-        Self { memory, geometry, head: 0, published: 0, received: 0, places: None }
+        let late = laps::late(geometry.slots);
+        Self { memory, geometry, head: 0, at: 0, published: 0, late, received: 0, places: None }
     }
 
     pub(super) fn memory(&self) -> &M {
@@ -729,9 +802,8 @@ impl<M: Storage> Consumer<M> {
     }
 
     fn slot(&self) -> *mut u8 {
-        let index = (self.head & (self.geometry.slots - 1)) as usize;
-        // SAFETY: `index < slots`, so the slot lies inside the segment.
-        unsafe { self.memory.base().as_ptr().add(SLOTS + index * SLOT) }
+        // SAFETY: `at < slots`, so the slot lies inside the segment.
+        unsafe { self.memory.base().as_ptr().add(SLOTS + self.at as usize * SLOT) }
     }
 
     /// True when a message waits.
@@ -753,7 +825,7 @@ impl<M: Storage> Consumer<M> {
         let (slot, next, quarter) =
             (self.slot(), self.head.wrapping_add(1), self.geometry.slots / 4);
         if !self.is_next(slot, next) {
-            self.announce();
+            self.announce_some();
             return Popped::Empty;
         }
         self.memory.read(slot, SLOT);
@@ -761,7 +833,7 @@ impl<M: Storage> Consumer<M> {
         let head = unsafe { SlotHead::read(slot) };
         // SAFETY: the slot's room lies behind its header.
         let room = unsafe { slot.add(SLOT_HEADER) };
-        let SlotHead { len, header_len, kind, seen, .. } = head;
+        let SlotHead { len, header_len, kind, restart, seen, .. } = head;
         let mut place = None;
         let Some(payload) = self.payload(&head, room, &mut place) else {
             return self.refuse(&head);
@@ -779,6 +851,10 @@ impl<M: Storage> Consumer<M> {
         };
         deliver(header, payload);
         self.head = next;
+        self.at += 1;
+        if restart || self.at == self.geometry.slots {
+            self.at = 0;
+        }
         if kind == BULK || next.wrapping_sub(self.published) >= quarter {
             self.publish();
         }
@@ -854,6 +930,20 @@ impl<M: Storage> Consumer<M> {
         if self.published != self.head {
             self.publish();
         }
+    }
+
+    /// The same once the producer does not know of [`LATE`] slots: its counter is another cache line.
+    #[inline]
+    pub(super) fn announce_some(&mut self) {
+        if self.head.wrapping_sub(self.published) >= self.late {
+            self.publish();
+        }
+    }
+
+    /// The next slot will be read.
+    #[inline(always)]
+    pub(super) fn fetch(&self) {
+        fetch(self.slot());
     }
 
     fn publish(&mut self) {
@@ -952,6 +1042,7 @@ mod tests {
         let other = SharedMemory::attach(&fd, geometry.len()).unwrap();
         let mut producer = Producer::new(Arc::new(memory), geometry);
         producer.settle();
+        producer.allow_restarts();
         (producer, Consumer::new(Arc::new(other), geometry))
     }
 
@@ -986,6 +1077,49 @@ mod tests {
         }
         rx.announce();
         tx.push_bulk(b"h", 8000, fill(0)).unwrap();
+    }
+
+    #[test]
+    fn what_a_slot_had_long_ago_is_no_message() {
+        let (mut tx, mut rx) = pair(Geometry { slots: 64, bulk: 4096, places: 0 });
+        let pass = |tx: &mut Producer, rx: &mut Consumer, count: u32| {
+            (0..count).for_each(|_| assert!(tx.push_short(b"h", 8, fill(0)).is_ok()));
+            (0..count).for_each(|_| assert!(matches!(rx.pop(|_, _| ()), Popped::Message)));
+            assert!(matches!(rx.pop(|_, _| ()), Popped::Empty));
+            rx.announce();
+        };
+        // All slots have the numbers of the first messages. After 2^32 of them, in short laps, they are due again.
+        pass(&mut tx, &mut rx, 64);
+        let before = 32_u32.wrapping_neg();
+        begin_at(&mut tx, &mut rx, before);
+        tx.laps.promised = before;
+        tx.laps.begin(64, before, 64);
+        (0..32).for_each(|_| pass(&mut tx, &mut rx, 1));
+        assert_eq!((tx.tail, tx.laps.at), (0, 0), "a short lap has ended");
+        pass(&mut tx, &mut rx, 40);
+        assert_eq!(tx.laps.at, 40, "a long one has begun");
+        pass(&mut tx, &mut rx, 10);
+    }
+
+    #[test]
+    fn slots_that_were_promised_are_there() {
+        let (mut tx, mut rx) = pair(Geometry { slots: 64, bulk: 4096, places: 0 });
+        for done in 0..500_u32 {
+            let promised = tx.room_for(0, 40);
+            assert!(promised > 0, "{done}");
+            for _ in 0..promised {
+                assert!(tx.push_short(b"h", 8, fill(0)).is_ok());
+            }
+            for _ in 0..promised {
+                assert!(matches!(rx.pop(|_, _| ()), Popped::Message));
+            }
+            rx.announce();
+            (0..done % 7).for_each(|_| {
+                assert!(tx.push_short(b"h", 8, fill(0)).is_ok());
+                assert!(matches!(rx.pop(|_, _| ()), Popped::Message));
+            });
+            rx.announce();
+        }
     }
 
     proptest! {

@@ -60,18 +60,25 @@ impl Growth {
         }
     }
 
-    /// Slots that may be used after slot `tail` before a later look. Reserves more in the first lap, during which one
-    /// reserved slot stays free: the receiver looks at the slot behind the last message.
-    pub(super) fn slots_after<M: Storage>(&mut self, tail: u32, memory: &M, of: Geometry) -> u32 {
-        while self.slots < of.slots && self.slots - tail < AHEAD {
-            let at = SLOTS + self.slots as usize * SLOT;
-            if !memory.reserve(at, SLOTS_STEP as usize * SLOT) {
+    /// Slots that may be used from index `at` on before a later look. Reserves more if there are less than `wanted`. Before
+    /// all are reserved, one stays free: the receiver looks at the slot behind the last message.
+    pub(super) fn slots_after<M: Storage>(
+        &mut self,
+        at: u32,
+        wanted: u32,
+        memory: &M,
+        of: Geometry,
+    ) -> u32 {
+        let ahead = if self.slots - at <= wanted { wanted + AHEAD } else { 0 };
+        while self.slots < of.slots && self.slots - at < ahead {
+            let start = SLOTS + self.slots as usize * SLOT;
+            if !memory.reserve(start, SLOTS_STEP as usize * SLOT) {
                 say_short();
                 break;
             }
             self.slots += SLOTS_STEP;
         }
-        if self.slots < of.slots { (self.slots - tail).saturating_sub(1) } else { of.slots }
+        if self.slots < of.slots { (self.slots - at).saturating_sub(1) } else { of.slots }
     }
 
     /// Whether the link has carried enough since it grew.
@@ -166,6 +173,7 @@ mod tests {
         let budget = Arc::new(Budget::new(budget));
         let mut tx = Producer::frugal(Arc::new(memory), LAVISH, budget.clone());
         tx.settle();
+        tx.allow_restarts();
         Link { tx, rx: Consumer::new(Arc::new(other), LAVISH), file, budget }
     }
 
@@ -206,6 +214,30 @@ mod tests {
         fn rest(&mut self) {
             (0..=IDLE).for_each(|_| self.tx.rest());
         }
+    }
+
+    #[test]
+    fn a_link_that_carries_little_at_a_time_stays_in_its_first_pages() {
+        let mut link = link(4 << 20);
+        for i in 0..10_000_u32 {
+            // As many at a time as may be unread where a lap ends.
+            let count = i % 2 + 1;
+            (0..count).for_each(|j| assert!(link.push(8, j as u8)));
+            (0..count).for_each(|j| assert_eq!(link.pop(), Some((8, j as u8))));
+            assert_eq!(link.pop(), None);
+        }
+        assert_eq!(link.bytes(), FIRST);
+        // A burst has all slots, and then they are few again.
+        let burst = (0..1000).take_while(|i| link.push(8, *i as u8)).count();
+        assert!((200..=256).contains(&burst), "{burst}");
+        (0..burst).for_each(|i| assert_eq!(link.pop(), Some((8, i as u8))));
+        assert_eq!(link.pop(), None);
+        link.rx.announce();
+        for i in 0..600 {
+            assert!(link.push(8, i as u8) && link.pop() == Some((8, i as u8)));
+            assert_eq!(link.pop(), None);
+        }
+        assert!(link.tx.laps.at < SLOTS_STEP);
     }
 
     #[test]
@@ -251,11 +283,19 @@ mod tests {
         let mut link = link(4 << 20);
         assert!(link.push(8, 1) && link.pop() == Some((8, 1)));
         says(format!("takes {} KiB of shared memory for each peer", link.bytes() >> 10));
-        for i in 0..=255 {
-            assert!(link.push(8, i) && link.pop() == Some((8, i)));
+        let first = link.bytes();
+        for i in 0..600 {
+            assert!(link.push(8, i as u8) && link.pop() == Some((8, i as u8)));
+            assert_eq!(link.pop(), None);
         }
+        // From here on a lap does not end before the messages below are read.
+        assert!(link.tx.laps.at < SLOTS_STEP - 5);
+        assert_eq!(link.bytes(), first, "messages that are read at once");
+        link.rx.announce();
+        let unread = (0..256).take_while(|i| link.push(8, *i as u8)).count();
+        (0..unread).for_each(|i| assert_eq!(link.pop(), Some((8, i as u8))));
         let slots = link.bytes();
-        says(format!("{} KiB after 256 messages", slots >> 10));
+        says(format!("up to {} KiB once they came faster than they were read", slots >> 10));
         assert!(link.push(101, 1) && link.pop() == Some((101, 1)));
         says(format!("{} KiB more once one was longer", (link.bytes() - slots) >> 10));
         link.carry(100 << 10);
@@ -318,6 +358,7 @@ mod tests {
         assert_eq!(link.tx.sizes().bulk, LAVISH.bulk);
         assert_eq!(link.pop(), Some((8, 1)));
         assert_eq!(link.pop(), None);
+        link.rx.announce();
         link.rest();
         assert_eq!(link.tx.sizes().bulk, ROOMS[0]);
     }

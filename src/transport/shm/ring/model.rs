@@ -133,6 +133,7 @@ fn pair() -> (Producer<Memory>, Consumer<Memory>) {
     let memory = Memory::new();
     let mut producer = Producer::new(memory.clone(), GEOMETRY);
     producer.settle();
+    producer.allow_restarts();
     (producer, Consumer::new(memory, GEOMETRY))
 }
 
@@ -159,6 +160,7 @@ fn both_ways() -> [End; 2] {
     [(a.clone(), b.clone(), 1), (b, a, 2)].map(|(ours, theirs, identity)| {
         let mut tx = Producer::new(ours.clone(), GEOMETRY);
         tx.settle();
+        tx.allow_restarts();
         let mut rx = Consumer::new(theirs.clone(), GEOMETRY);
         let ours = Area::new(ours, GEOMETRY, identity);
         let theirs = Area::new(theirs, GEOMETRY, 3 - identity);
