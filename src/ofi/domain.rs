@@ -201,7 +201,7 @@ impl Domain {
     /// False: a peer still is, and it is neither stopped nor done.
     pub(super) fn settle(&self) -> bool {
         router::settle(|insists| {
-            let guard = self.lock.lock();
+            let guard = self.lock.control();
             self.endpoints(&guard).all(|endpoint| endpoint.is_settled(insists, &guard))
         })
     }
@@ -213,7 +213,7 @@ impl Domain {
         let domain = DomainPtr(Arc::as_ptr(self));
         // SAFETY: see DomainPtr.
         let turn = move || unsafe { domain.get() }.turn();
-        let guard = self.lock.lock();
+        let guard = self.lock.control();
         if self.thread().is_some() {
             return Ok(());
         }
@@ -261,7 +261,7 @@ impl Domain {
     ) -> Result<(), i32> {
         self.require_thread()?;
         self.thread().into_iter().for_each(|thread| waiter.signalled_by(thread.to_kick()));
-        let guard = self.lock.lock();
+        let guard = self.lock.control();
         // SAFETY: the guard belongs to this domain; one short step.
         let conditions = &mut unsafe { self.state(&guard) }.conditions;
         if !conditions.iter().any(|known| addr_eq(known.as_ptr(), of.as_ptr())) {
@@ -311,7 +311,7 @@ impl DomainPtr {
 
 impl Neighbour for Domain {
     fn progress_own(&self) -> usize {
-        self.progress_for_others(&self.lock.lock())
+        self.progress_for_others(&self.lock.control())
     }
 
     fn progress_visiting(&self) -> usize {

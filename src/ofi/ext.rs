@@ -189,7 +189,7 @@ unsafe extern "C" fn counts(ep: *mut fid_ep, counts: *mut fi_udrv_counts, size: 
 
 /// Errors: EOPBADSTATE before `fi_enable`.
 pub(super) fn counts_of(ep: &Endpoint) -> Result<fi_udrv_counts, i32> {
-    let guard = ep.domain.lock.lock();
+    let guard = ep.domain.lock.control();
     let counts = ep.engine(&guard).ok_or(FI_EOPBADSTATE)?.counts();
     Ok(fi_udrv_counts {
         eager_sent: counts.eager_sent,
@@ -244,7 +244,7 @@ unsafe extern "C" fn thresholds(
 unsafe fn thresholds_of(ep: *mut fid_ep, peer: fi_addr_t) -> Result<String, i32> {
     // SAFETY: the caller vouches.
     let ep = unsafe { &own_behind_hooks::<EndpointFid>(ep.cast())?.shared };
-    ep.thresholds(peer, &ep.domain.lock.lock())
+    ep.thresholds(peer, &ep.domain.lock.control())
 }
 
 #[cfg(test)]

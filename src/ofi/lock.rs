@@ -1,21 +1,30 @@
 //! One lock per domain, biased towards the application ([`Biased`]). All shared state of a domain's objects is reached
-//! through it, so there is only one order of locks. Under FI_THREAD_DOMAIN the application serialises, and the lock is
-//! next to free; threads from elsewhere in the process visit.
+//! through it, so there is only one order of locks.
+//!
+//! Under FI_THREAD_DOMAIN the application serialises the calls that transfer data or read completions, and for those the
+//! lock is next to free. Other threads visit: control calls, which are "always considered thread safe" (fi_domain.3,
+//! threading), and blocking calls on other domains.
 
 use crate::sys::biased::{Biased, Entry};
+use crate::sys::order;
 use libfabric_sys::FI_EBUSY;
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::ops::Deref;
-#[cfg(debug_assertions)]
-use std::sync::atomic::AtomicPtr;
 #[cfg(any(debug_assertions, test))]
 use std::sync::atomic::Ordering;
+#[cfg(debug_assertions)]
+use std::sync::atomic::{AtomicBool, AtomicPtr};
 
 /// The lock of a domain.
 #[derive(Debug)]
-pub(crate) struct DomainLock(Biased);
+pub(crate) struct DomainLock {
+    lock: Biased,
+    /// Debug builds assert that it has one holder at a time.
+    #[cfg(debug_assertions)]
+    held: AtomicBool,
+}
 
 /// Proof that the caller holds the domain's lock, borrowed from a [`Hold`]. It takes no register and no memory,
 /// except in debug builds, where it records which domain's lock is held.
@@ -39,6 +48,8 @@ impl<'a> Hold<'a> {
     fn new(lock: &'a DomainLock, entry: Entry<'a>) -> Self {
         #[cfg(not(debug_assertions))]
         let _ = lock;
+        #[cfg(debug_assertions)]
+        assert!(!lock.held.swap(true, Ordering::Relaxed), "another thread is inside");
         Self {
             _entry: entry,
             #[cfg(debug_assertions)]
@@ -46,6 +57,14 @@ impl<'a> Hold<'a> {
             #[cfg(not(debug_assertions))]
             _not_send: PhantomData,
         }
+    }
+}
+
+#[cfg(debug_assertions)]
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the hold has borrowed the lock.
+        unsafe { &*self.guard.lock }.held.store(false, Ordering::Relaxed);
     }
 }
 
@@ -62,20 +81,26 @@ impl<'a> Deref for Hold<'a> {
 }
 
 impl DomainLock {
-    /// `needed == false`: the application promises to serialise (FI_THREAD_DOMAIN).
+    /// `needed == false`: the application promises to serialise data calls (FI_THREAD_DOMAIN).
     pub(crate) fn new(needed: bool) -> Self {
-        Self(Biased::new(needed))
+        // Without the barrier no control call knows whether the application is inside.
+        let lock = Biased::new(needed || !order::heavy());
+        Self {
+            lock,
+            #[cfg(debug_assertions)]
+            held: AtomicBool::new(false),
+        }
     }
 
     /// Whether this process opened the domain: false in a forked child.
     pub(crate) fn is_here(&self) -> bool {
-        self.0.is_here()
+        self.lock.is_here()
     }
 
     /// In a forked child: a thread of the parent was inside during the fork. It will never leave, and it may have left
     /// the domain half changed: nothing of the domain may be used, closed or freed in this process.
     pub(crate) fn is_lost(&self) -> bool {
-        self.0.is_lost()
+        self.lock.is_lost()
     }
 
     /// Whether an object of the domain may be closed; else what `fi_close` returns: -FI_EBUSY, or 0 if it is lost.
@@ -84,24 +109,30 @@ impl DomainLock {
             return Err(0);
         }
         // Under the lock, because the progress thread borrows objects at times.
-        if is_used(&self.lock()) { Err(-FI_EBUSY) } else { Ok(()) }
+        if is_used(&self.control()) { Err(-FI_EBUSY) } else { Ok(()) }
     }
 
     /// From now on the mutex is taken, because another thread joins: the progress thread, or a thread that reads the
-    /// event queue of a joining group. Called while the application serialises, before that thread may enter.
+    /// event queue of a joining group. For control calls, before that thread may enter.
     pub(crate) fn need(&self) {
-        self.0.need();
+        self.lock.need();
     }
 
-    /// Takes the lock.
+    /// Takes the lock for a data call: one that starts or cancels transfers, or reads, waits for or changes a completion
+    /// queue or a counter. Under FI_THREAD_DOMAIN the application serialises those.
     #[inline(always)]
     pub(crate) fn lock(&self) -> Hold<'_> {
-        Hold::new(self, self.0.enter())
+        Hold::new(self, self.lock.enter())
+    }
+
+    /// Takes the lock for a control call, which any thread may make at any time.
+    pub(crate) fn control(&self) -> Hold<'_> {
+        Hold::new(self, self.lock.enter_visiting())
     }
 
     /// Takes the lock if it is free, from a thread that the application need not have serialised.
     pub(crate) fn visit(&self) -> Option<Hold<'_>> {
-        self.0.visit().map(|entry| Hold::new(self, entry))
+        self.lock.visit().map(|entry| Hold::new(self, entry))
     }
 }
 
@@ -114,8 +145,8 @@ pub(crate) struct Locked<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: access needs a `Guard`, which only the holder of the domain's lock has. Under FI_THREAD_DOMAIN
-// the holder is the one thread that the application lets in, or a visitor while no thread is inside.
+// SAFETY: access needs a `Guard`, which only the holder of the domain's lock has. Under FI_THREAD_DOMAIN the holder is
+// the one thread that the application lets in with a data call, or a visitor while that thread is outside.
 unsafe impl<T> Sync for Locked<T> {}
 // SAFETY: the value moves between threads only under the lock.
 unsafe impl<T> Send for Locked<T> {}
@@ -258,6 +289,39 @@ mod tests {
             drop(inside);
             assert!(!lost_in_a_child(&lock));
         }
+    }
+
+    #[test]
+    fn a_control_call_waits_for_the_application_and_for_other_control_calls() {
+        let (lock, count) = (DomainLock::new(false), Locked::new(0));
+        let (deadline, end) = (Deadline::after_ms(500), Deadline::after_ms(30_000));
+        let ended = AtomicBool::new(false);
+        let (inside, calls): (u64, u64) = std::thread::scope(|scope| {
+            let controllers: [_; 2] = std::array::from_fn(|_| {
+                scope.spawn(|| {
+                    let mut calls = 0;
+                    while !ended.load(Ordering::Relaxed) && !end.expired() {
+                        add(&count, &lock.control());
+                        calls += 1;
+                    }
+                    calls
+                })
+            });
+            let mut inside = 0;
+            while !deadline.expired() || inside < 1000 {
+                add(&count, &lock.lock());
+                inside += 1;
+            }
+            // From now on several threads are owners.
+            lock.need();
+            add(&count, &lock.lock());
+            ended.store(true, Ordering::Relaxed);
+            (inside + 1, controllers.into_iter().map(|thread| thread.join().unwrap()).sum())
+        });
+        assert!(calls > 10, "{calls}");
+        let guard = lock.lock();
+        // SAFETY: the other threads have been joined, and this thread holds the lock.
+        assert_eq!(*unsafe { count.get(&guard) }, inside + calls);
     }
 
     #[test]

@@ -144,7 +144,7 @@ unsafe fn register(
         remote_read: wanted.access & FI_REMOTE_READ != 0,
         remote_write: wanted.access & FI_REMOTE_WRITE != 0,
     };
-    let guard = domain.lock.lock();
+    let guard = domain.lock.control();
     // SAFETY: the guard belongs to this domain; one short step.
     let regions = &mut unsafe { domain.state(&guard) }.regions;
     let key = if domain.chooses_keys { regions.new_key() } else { wanted.requested_key };
@@ -264,7 +264,7 @@ unsafe fn key_of(
     if !Arc::ptr_eq(&av.domain, domain) {
         return Err(FI_EINVAL);
     }
-    let guard = domain.lock.lock();
+    let guard = domain.lock.control();
     if flags & FI_AUTH_KEY != 0 && !av.is_key(wanted.src_addr, &guard) {
         return Err(FI_EINVAL);
     }
@@ -379,7 +379,7 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         }
         // SAFETY: the box that `register` made; this call ends its use.
         let mut mr = unsafe { Box::from_raw(fid.cast::<MrFid>()) };
-        let guard = mr.domain.lock.lock();
+        let guard = mr.domain.lock.control();
         // SAFETY: the guard belongs to the region's domain; one short step.
         let state = unsafe { mr.domain.state(&guard) };
         if mr.remote {
@@ -427,7 +427,7 @@ fn bind_counter(mr: &MrFid, counter: &Arc<cntr::Counter>, flags: u64) -> Result<
     if flags & !known != 0 || flags == 0 || !Arc::ptr_eq(&counter.domain, &mr.domain) {
         return Err(FI_EINVAL);
     }
-    let guard = mr.domain.lock.lock();
+    let guard = mr.domain.lock.control();
     // SAFETY: the guard belongs to the region's domain; one short step.
     let state = unsafe { mr.domain.state(&guard) };
     let counters = state.region_counters.entry(mr.id).or_default();
@@ -453,7 +453,7 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
         FI_REFRESH => {
             // SAFETY: a region of this provider.
             let mr = unsafe { &*fid.cast::<MrFid>() };
-            mr.domain.revoke(mr.id, &mr.domain.lock.lock());
+            mr.domain.revoke(mr.id, &mr.domain.lock.control());
             mr.domain.settle();
             0
         }

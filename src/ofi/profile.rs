@@ -254,7 +254,7 @@ impl fid_profile {
         }
         let endpoint = self.endpoint.upgrade().ok_or(FI_EOPBADSTATE)?;
         if id == UNEXPECTED {
-            let guard = endpoint.domain.lock.lock();
+            let guard = endpoint.domain.lock.control();
             let engine = endpoint.engine(&guard).ok_or(FI_EOPBADSTATE)?;
             return Ok(engine.unexpected() as u64);
         }

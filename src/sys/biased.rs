@@ -1,9 +1,10 @@
 //! A biased lock: its owner enters all the time, and a visitor rarely. The owner only notes that it is inside, without
-//! an atomic read-modify-write operation and without a barrier. A visitor never waits, and makes the memory barrier for
-//! both ([`order::heavy`]). While visitors are around, the owner takes a mutex.
+//! an atomic read-modify-write operation and without a barrier. A visitor makes the memory barrier for both
+//! ([`order::heavy`]). While visitors are around, the owner takes a mutex.
 //!
 //! [`Biased`] is the lock; the lock of a domain is built on it (`ofi::lock`), with several threads as owner where the
-//! application does not serialise. [`Owner`] and [`Visitor`] are the two sides of a value under such a lock.
+//! application does not serialise. Its visitors either do without ([`Biased::visit`]) or wait for the owner to leave
+//! ([`Biased::enter_visiting`]). [`Owner`] and [`Visitor`] are the two sides of a value under such a lock.
 
 use super::order::{self, AtomicBool, AtomicU8, Mutex, MutexGuard};
 use super::process::Home;
@@ -70,9 +71,10 @@ impl Biased {
         Self { stays: true, ..Self::new(!order::heavy()) }
     }
 
-    /// From now on several threads enter as the owner. Called while the owner is outside or calls this itself, before
-    /// another thread may enter.
+    /// From now on several threads enter as the owner. Called from any thread that is outside.
     pub(crate) fn need(&self) {
+        // An owner that is inside without the mutex leaves first.
+        let _entry = self.enter_visiting();
         self.reasons.fetch_or(NEEDED, Ordering::Release);
     }
 
@@ -143,6 +145,21 @@ impl Biased {
         }
         // If the owner is not inside, its changes are visible (`Entry::drop`).
         (!self.inside.load(Ordering::Acquire)).then_some(entry)
+    }
+
+    /// Enters from any thread, and waits for the owner and for other visitors.
+    #[inline(never)]
+    pub(crate) fn enter_visiting(&self) -> Entry<'_> {
+        let mutex = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = Entry { lock: self, owns: false, mutex: ManuallyDrop::new(Some(mutex)) };
+        if self.reasons.fetch_or(VISITED, Ordering::AcqRel) & NEEDED == 0 {
+            order::heavy_or_pause();
+            // An owner that enters from now on waits for the mutex, so this ends with the call that the owner is in.
+            while self.inside.load(Ordering::Acquire) {
+                order::yield_now();
+            }
+        }
+        entry
     }
 
     /// No visitor comes for a while: the owner needs no mutex. For a visitor that is inside, or is the only one.

@@ -49,6 +49,8 @@ mod imp {
         fence();
         true
     }
+
+    pub(crate) use loom::thread::yield_now;
 }
 
 #[cfg(not(all(loom, test)))]
@@ -77,10 +79,21 @@ mod imp {
     pub(crate) fn heavy() -> bool {
         crate::sys::process::barrier_for_all()
     }
+
+    pub(crate) use crate::sys::process::yield_now;
 }
 
 pub(crate) use imp::*;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// The fence of the rare side where the kernel had that barrier before. A filter that forbids it since then leaves a pause:
+/// what the frequent side stored is visible long before its end.
+pub(crate) fn heavy_or_pause() {
+    if !heavy() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
 
 /// A 64-bit word that two processes share: std's, or loom's.
 pub(crate) trait Word {

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -549,6 +550,95 @@ static void threading(struct side *me)
 	}
 }
 
+/* Makes control calls of a domain in which another thread polls, until `*done`. */
+struct controller {
+	struct side *side;
+	bool done;
+};
+
+static void *control(void *argument)
+{
+	enum { ROUNDS = 200, EACH = 40 };
+	struct controller *controller = argument;
+	struct side *me = controller->side;
+	struct fi_cq_attr attr = { .format = FI_CQ_FORMAT_TAGGED };
+	static char memory[EACH];
+
+	for (int round = 0; round < ROUNDS; round++) {
+		struct sockaddr_in others[EACH], found;
+		fi_addr_t addresses[EACH];
+		struct fid_mr *regions[EACH];
+		struct fid_ep *ep;
+		struct fid_cq *cq;
+		size_t size, len = sizeof(found);
+
+		for (int i = 0; i < EACH; i++) {
+			OK(fi_mr_reg(me->domain, &memory[i], 1, FI_REMOTE_WRITE, 0, (uint64_t)i + 1000, 0, &regions[i], NULL));
+			others[i] = loopback(2000 + round * EACH + i);
+		}
+		SAME(fi_av_insert(me->av, others, EACH, addresses, 0, NULL), EACH);
+		OK(fi_av_lookup(me->av, addresses[EACH - 1], &found, &len));
+		SAME(found.sin_port, others[EACH - 1].sin_port);
+		/* With the queues that the other thread polls. */
+		ep = another_endpoint(me);
+		OK(fi_cq_open(me->domain, &attr, &cq, NULL));
+		OK(fi_getopt(&ep->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &size, &(size_t){ sizeof(size) }));
+		OK(fi_close(&cq->fid));
+		OK(fi_close(&ep->fid));
+		OK(fi_av_remove(me->av, addresses, EACH, 0));
+		for (int i = 0; i < EACH; i++)
+			OK(fi_close(&regions[i]->fid));
+	}
+	__atomic_store_n(&controller->done, true, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+/* "Control interfaces are always considered thread safe" (fi_domain(3)), whatever the level for data is. */
+static void control_beside_data(struct side *me)
+{
+	enum { LEN = 200 };
+	struct controller controller = { .side = me };
+	struct pollfd link = { .events = POLLIN, .fd = me->link };
+	char memory[LEN], byte;
+	struct fi_context context;
+	struct fid_mr *mr = NULL;
+	pthread_t thread;
+	uint64_t target[2];
+
+	side_begin(me, &(struct setup){ .threading = FI_THREAD_DOMAIN, .caps = FI_MSG | FI_TAGGED | FI_RMA,
+					.addr_format = FI_SOCKADDR_IN });
+	if (me->rank == 0) {
+		hear(me, target, sizeof(target));
+		for (uint32_t i = 0; poll(&link, 1, 0) == 0; i++) {
+			fill(memory, LEN, i);
+			POST(me, fi_write(me->ep, memory, LEN, NULL, me->peer, target[1], target[0], &context));
+			completion(me->tx);
+		}
+		hear(me, &byte, 1);
+		fill(memory, LEN, 7);
+		POST(me, fi_write(me->ep, memory, LEN, NULL, me->peer, target[1], target[0], &context));
+		completion(me->tx);
+	} else {
+		OK(fi_mr_reg(me->domain, memory, LEN, FI_REMOTE_WRITE, 0, 1, 0, &mr, NULL));
+		target[0] = fi_mr_key(mr);
+		target[1] = me->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uintptr_t)memory : 0;
+		tell(me, target, sizeof(target));
+		OK(pthread_create(&thread, NULL, control, &controller));
+		while (!__atomic_load_n(&controller.done, __ATOMIC_ACQUIRE))
+			progress(me);
+		OK(pthread_join(thread, NULL));
+		tell(me, "x", 1);
+	}
+	barrier(me);
+	if (me->rank == 1)
+		CHECK(holds(memory, LEN, 7, 0));
+	CHECK(exchanges(me, me->ep, me->peer, 100));
+	barrier(me);
+	if (mr)
+		OK(fi_close(&mr->fid));
+	side_end(me);
+}
+
 /* A sender that is done closes and goes. Its messages stay, also for a receiver that had not met it yet. */
 static void early_leaver(struct side *me)
 {
@@ -669,6 +759,7 @@ const struct group object_groups[] = {
 	{ "late-failures", late_failures },
 	{ "many-objects", many },
 	{ "threading-levels", threading },
+	{ "control-by-another", control_beside_data },
 	{ "early-leaver", early_leaver },
 	{ "closing", closing },
 	{ "service", service },

@@ -101,7 +101,7 @@ pub(super) unsafe extern "C" fn insert(
             keyed(av).and_then(|av| {
                 let to = fi_addr.as_mut().filter(|_| flags == 0).ok_or(FI_EINVAL)?;
                 let bytes = keys::auth_key_bytes(auth_key.cast(), auth_key_size)?;
-                *to = av.insert_key(bytes, &av.domain.lock.lock())?;
+                *to = av.insert_key(bytes, &av.domain.lock.control())?;
                 Ok(())
             })
         })
@@ -120,7 +120,7 @@ pub(super) unsafe extern "C" fn lookup(
         code(unsafe {
             keyed(av).and_then(|av| {
                 let size = auth_key_size.as_mut().ok_or(FI_EINVAL)?;
-                let guard = av.domain.lock.lock();
+                let guard = av.domain.lock.control();
                 av.follow(&guard);
                 let known = fi_addr == HANDLE || av.state.get(&guard).address(fi_addr).is_some();
                 let key = av.auth_key(&guard).as_ref().filter(|_| known).ok_or(FI_EINVAL)?;

@@ -129,7 +129,7 @@ pub(super) unsafe extern "C" fn insert(
                 Err(error) => return -error,
             };
             let format = av.shared.domain.addr_format;
-            let guard = av.shared.domain.lock.lock();
+            let guard = av.shared.domain.lock.control();
             av.shared.state.get(&guard).expect(count);
             for i in 0..count {
                 let at = addr.cast::<u8>().add(i * stride(format));
@@ -196,7 +196,7 @@ pub(super) unsafe extern "C" fn insert_service(
                 let address = service.and_then(|service| resolve_one(node, service, format));
                 address.and_then(|it| if it.port() != 0 { Ok(it) } else { Err(FI_EINVAL) })
             };
-            insertion.add(&av.shared.domain.lock.lock(), address);
+            insertion.add(&av.shared.domain.lock.control(), address);
             insertion.finish()
         }
     })
@@ -305,7 +305,7 @@ pub(super) unsafe extern "C" fn insert_symmetric(
             for n in 0..node_count {
                 // Without the lock: a name lookup may take long.
                 let address = nodes.address(n);
-                let guard = av.shared.domain.lock.lock();
+                let guard = av.shared.domain.lock.control();
                 for s in 0..service_count {
                     insertion.add(&guard, address.and_then(|address| port_after(address, s)));
                 }

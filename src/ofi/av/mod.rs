@@ -157,7 +157,7 @@ unsafe extern "C" fn remove(
             if fi_addr.is_null() && count > 0 {
                 return -FI_EINVAL;
             }
-            let guard = av.shared.domain.lock.lock();
+            let guard = av.shared.domain.lock.control();
             for i in 0..count {
                 let fi_addr = *fi_addr.add(i);
                 let removed = if flags & FI_AUTH_KEY != 0 {
@@ -184,7 +184,7 @@ unsafe extern "C" fn lookup(
     entry("fi_av_lookup", || {
         // SAFETY: an address vector of this provider.
         let av = unsafe { &*av.cast::<AvFid>() };
-        let guard = av.shared.domain.lock.lock();
+        let guard = av.shared.domain.lock.control();
         av.shared.follow(&guard);
         // SAFETY: the guard belongs to the domain of this vector.
         let found = unsafe { av.shared.state.get(&guard) }.address(fi_addr);

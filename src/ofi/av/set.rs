@@ -110,7 +110,7 @@ fn make(
         av: av.clone(),
         members: Locked::new(Vec::new()),
     });
-    let guard = av.domain.lock.lock();
+    let guard = av.domain.lock.control();
     av.follow(&guard);
     // SAFETY: the guard belongs to the vector's domain; one short step.
     let entries = unsafe { av.state.get(&guard) }.entries() as fi_addr_t;
@@ -150,7 +150,7 @@ unsafe fn combine(
     if !Arc::ptr_eq(&dst.av, &src.av) {
         return -FI_EINVAL;
     }
-    let guard = dst.av.domain.lock.lock();
+    let guard = dst.av.domain.lock.control();
     let others = src.members(&guard).clone();
     change(dst.members(&guard), &others);
     0
@@ -187,7 +187,7 @@ unsafe extern "C" fn insert(set: *mut fid_av_set, address: fi_addr_t) -> c_int {
     entry("fi_av_set_insert", || {
         // SAFETY: a set of this provider.
         let Ok(set) = (unsafe { av_set(set) }) else { return -FI_EINVAL };
-        let guard = set.av.domain.lock.lock();
+        let guard = set.av.domain.lock.control();
         if !set.knows(address, &guard) || set.members(&guard).contains(&address) {
             return -FI_EINVAL;
         }
@@ -200,7 +200,7 @@ unsafe extern "C" fn remove(set: *mut fid_av_set, address: fi_addr_t) -> c_int {
     entry("fi_av_set_remove", || {
         // SAFETY: a set of this provider.
         let Ok(set) = (unsafe { av_set(set) }) else { return -FI_EINVAL };
-        let guard = set.av.domain.lock.lock();
+        let guard = set.av.domain.lock.control();
         let members = set.members(&guard);
         let before = members.len();
         members.retain(|member| *member != address);

@@ -32,7 +32,7 @@ unsafe fn bind_object(handle: &EndpointFid, other: *mut fid, flags: u64) -> Resu
     if !ep.may_bind(handle, class, flags) {
         return Err(FI_EINVAL);
     }
-    let mut guard = ep.domain.lock.lock();
+    let mut guard = ep.domain.lock.control();
     // Sandia OpenSHMEM binds counters and a shared transmit context to an enabled endpoint.
     let enabled = ep.is_enabled(handle, &guard);
     if enabled && !matches!(class, FI_CLASS_CNTR | FI_CLASS_STX_CTX) {

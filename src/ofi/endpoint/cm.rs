@@ -36,7 +36,7 @@ unsafe extern "C" fn setname(fid: fid_t, addr: *mut c_void, len: usize) -> c_int
             } else {
                 Address::from_bytes(std::slice::from_raw_parts(addr.cast(), len))
             };
-            let guard = ep.domain.lock.lock();
+            let guard = ep.domain.lock.control();
             if ep.engine(&guard).is_some() {
                 return -FI_EOPBADSTATE;
             }
@@ -53,7 +53,7 @@ unsafe extern "C" fn getname(fid: fid_t, addr: *mut c_void, len: *mut usize) -> 
         // SAFETY: a handle of this provider; the application's buffer has `*len` bytes.
         unsafe {
             let ep = &endpoint(fid.cast::<fid_ep>()).shared;
-            let guard = ep.domain.lock.lock();
+            let guard = ep.domain.lock.control();
             let Some(engine) = ep.engine(&guard) else { return -FI_EOPBADSTATE };
             code(write_address(ep.addr_format, &engine.iface().address(), addr, len))
         }

@@ -26,6 +26,7 @@ use libfabric_sys::{
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Address of a group: this bit, and the group's number at the endpoint.
 const GROUP_ADDRESS: fi_addr_t = 1 << 62;
@@ -140,9 +141,9 @@ unsafe fn join_set(
     let set = unsafe { av_set(address.set) }?;
     // Any thread that reads the event queue progresses the join.
     ep.domain.lock.need();
-    let eq = ep.bindings(&ep.domain.lock.lock()).eq.clone().ok_or(FI_ENOEQ)?;
+    let eq = ep.bindings(&ep.domain.lock.control()).eq.clone().ok_or(FI_ENOEQ)?;
     eq.signalled_for(&ep.domain)?;
-    let guard = ep.domain.lock.lock();
+    let guard = ep.domain.lock.control();
     let bindings = ep.bindings(&guard);
     let av = bindings.av.as_ref().filter(|av| Arc::ptr_eq(av, &set.av)).ok_or(FI_EINVAL)?;
     let alone = address.coll_addr == FI_ADDR_NOTAVAIL;
@@ -265,7 +266,7 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         // SAFETY: the box of that group; this call ends its use.
         let mc = unsafe { Box::from_raw(fid.cast::<McFid>()) };
         let ep = &*mc.endpoint;
-        let guard = ep.domain.lock.lock();
+        let guard = ep.domain.lock.control();
         ep.state(&guard).groups.retain(|known| known.group != mc.group);
         let mut host = ep.host(&guard);
         if let Some(engine) = ep.engine(&guard) {
@@ -344,7 +345,7 @@ unsafe fn try_start(handle: &EndpointFid, call: &Call) -> Result<(), i32> {
             ep.located(SegmentList::contiguous(call.output.cast::<u8>().cast_const(), gives))?,
         )
     };
-    let op_flags = call.flags.unwrap_or_else(|| handle.tx_flags.get());
+    let op_flags = call.flags.unwrap_or_else(|| handle.tx_flags.load(Ordering::Relaxed));
     let report = handle.report(op_flags, false, &guard);
     let begin = move |ep: &Endpoint, guard: &Guard<'_>, account: Account| {
         let Account { context, report } = account;

@@ -46,7 +46,7 @@ pub(in crate::ofi) unsafe fn queue(
         let work = request.as_ref().ok_or(FI_EINVAL)?;
         let waits_for = counter(domain, work.triggering_cntr)?.ok_or(FI_EINVAL)?;
         let raises = counter(domain, work.completion_cntr)?;
-        let guard = domain.lock.lock();
+        let guard = domain.lock.control();
         let transfer = match work.op_type {
             FI_OP_CNTR_ADD | FI_OP_CNTR_SET => {
                 return queue_count(domain, work, waits_for, raises, &guard);
@@ -101,7 +101,7 @@ pub(in crate::ofi) unsafe fn cancel(
     if request.is_null() {
         return Err(FI_EINVAL);
     }
-    let guard = domain.lock.lock();
+    let guard = domain.lock.control();
     match domain.triggers.cancel_request(request.addr(), &guard) {
         0 => Err(FI_ENOENT),
         _ => Ok(()),
@@ -120,7 +120,7 @@ pub(in crate::ofi) unsafe fn flush(
     let of = unsafe {
         request.as_ref().map_or(Ok(None), |request| counter(domain, request.triggering_cntr))
     }?;
-    let guard = domain.lock.lock();
+    let guard = domain.lock.control();
     domain.triggers.flush(of.map(|counter| &**counter as &dyn Count), &guard);
     Ok(())
 }

@@ -51,7 +51,7 @@ impl Endpoint {
     /// was asked for; ENOKEY if the keys are in the address vectors and this vector has none; EADDRINUSE,
     /// EADDRNOTAVAIL, EMFILE, ENFILE, ENOMEM.
     pub(super) fn enable(&self) -> Result<(), i32> {
-        let guard = self.domain.lock.lock();
+        let guard = self.domain.lock.control();
         if self.engine(&guard).is_some() {
             return Err(FI_EOPBADSTATE);
         }
@@ -157,7 +157,7 @@ impl Endpoint {
         // A forked child has nothing to finish on behalf of its parent.
         let mine = self.owner.is_here();
         loop {
-            let mut guard = self.domain.lock.lock();
+            let mut guard = self.domain.lock.control();
             let waited = wait.look();
             // Messages that have arrived are answered, because a peer may wait for the answer.
             let taken = mine && self.take_all(&guard) > 0 && waited < DRAIN_NS;
@@ -255,7 +255,7 @@ impl Endpoint {
     /// `fi_enable` of a scalable endpoint or of one of its contexts, in any order: the first call opens the
     /// interface. Errors: as [`Endpoint::enable`].
     pub(super) fn enable_part(&self, handle: &EndpointFid) -> Result<(), i32> {
-        let guard = self.domain.lock.lock();
+        let guard = self.domain.lock.control();
         let bindings = self.bindings_of(handle.context, &guard);
         // SAFETY: the guard belongs to the domain of the endpoint; one short step.
         let begun = unsafe { self.contexts.begun.get(&guard) };
@@ -301,7 +301,7 @@ impl Endpoint {
         let mut wait = Waited::from_now(PAUSE_NS);
         let mut elsewhere = Elsewhere::after(now_ns());
         loop {
-            let mut guard = self.domain.lock.lock();
+            let mut guard = self.domain.lock.control();
             let idle = self.engine(&guard).is_none_or(|engine| match handle.role {
                 Role::Transmit => engine.pending_of(handle.context) == 0,
                 _ => engine.close_receives(handle.context),

@@ -28,9 +28,9 @@ use libfabric_sys::{
     fi_ops_ep, fi_ops_ep_2_7, fi_ops_msg, fi_ops_rma, fi_ops_tagged, fi_rx_attr, fi_tx_attr, fid,
     fid_ep,
 };
-use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 // SAFETY: it begins with a fid_ep; nothing else has this table.
 unsafe impl Object for EndpointFid {
@@ -84,6 +84,10 @@ pub(in crate::ofi) unsafe fn open(
     let (tx, rx) = unsafe { (info.tx_attr.as_ref(), info.rx_attr.as_ref()) };
     // SAFETY: the info and its attributes are valid during the call.
     let shared = Arc::new(unsafe { described(role, domain, info, tx) }?);
+    if shared.contexts.count() > 1 {
+        // Under FI_THREAD_DOMAIN Chapel serialises the calls of each context, not of the domain.
+        domain.lock.need();
+    }
     let tx_flags = tx.map_or(0, |tx: &fi_tx_attr| tx.op_flags);
     let rx_flags = rx.map_or(0, |rx: &fi_rx_attr| rx.op_flags);
     let (flags, family) = ((tx_flags, rx_flags), Arc::new(()));
@@ -168,8 +172,8 @@ fn handle(
         },
         slack: SLACK,
         shared,
-        tx_flags: Cell::new(flags.0),
-        rx_flags: Cell::new(flags.1),
+        tx_flags: AtomicU64::new(flags.0),
+        rx_flags: AtomicU64::new(flags.1),
         role,
         context: number,
         family,
@@ -259,8 +263,8 @@ unsafe fn get_flags(handle: &EndpointFid, arg: *mut u64) -> Result<(), i32> {
     // SAFETY: the caller vouches.
     let flags = unsafe { arg.as_mut() }.ok_or(FI_EINVAL)?;
     *flags = match (*flags & FI_TRANSMIT != 0, *flags & FI_RECV != 0) {
-        (true, false) => handle.tx_flags.get(),
-        (false, true) => handle.rx_flags.get(),
+        (true, false) => handle.tx_flags.load(Ordering::Relaxed),
+        (false, true) => handle.rx_flags.load(Ordering::Relaxed),
         _ => return Err(FI_EINVAL),
     };
     Ok(())
@@ -273,8 +277,8 @@ unsafe fn set_flags(handle: &EndpointFid, arg: *const u64) -> Result<(), i32> {
     let flags = *unsafe { arg.as_ref() }.ok_or(FI_EINVAL)?;
     let value = flags & !(FI_TRANSMIT | FI_RECV);
     match (flags & FI_TRANSMIT != 0, flags & FI_RECV != 0) {
-        (true, false) => handle.tx_flags.set(value),
-        (false, true) => handle.rx_flags.set(value),
+        (true, false) => handle.tx_flags.store(value, Ordering::Relaxed),
+        (false, true) => handle.rx_flags.store(value, Ordering::Relaxed),
         _ => return Err(FI_EINVAL),
     }
     Ok(())
@@ -289,8 +293,8 @@ unsafe fn open_alias(handle: &EndpointFid, arg: *mut fi_alias) -> Result<(), i32
     unsafe {
         let arg = arg.as_mut().ok_or(FI_EINVAL)?;
         let flags = arg.flags & !(FI_TRANSMIT | FI_RECV);
-        let mut tx = handle.tx_flags.get();
-        let mut rx = handle.rx_flags.get();
+        let mut tx = handle.tx_flags.load(Ordering::Relaxed);
+        let mut rx = handle.rx_flags.load(Ordering::Relaxed);
         match (arg.flags & FI_TRANSMIT != 0, arg.flags & FI_RECV != 0) {
             (true, false) => tx = flags,
             (false, true) => rx = flags,
@@ -350,7 +354,7 @@ unsafe extern "C" fn open_transmit(
     making_entry("fi_tx_context", || {
         // SAFETY: a handle of this provider; the application's attributes, if any.
         let (sep, attr) = unsafe { (endpoint(sep), attr.as_mut()) };
-        let mut flags = sep.tx_flags.get();
+        let mut flags = sep.tx_flags.load(Ordering::Relaxed);
         if let Some(attr) = attr {
             if attr.caps & !TX_CAPS & RX_CAPS != 0
                 || attr.inject_size > INJECT_SIZE
@@ -384,7 +388,7 @@ unsafe extern "C" fn open_receive(
     making_entry("fi_rx_context", || {
         // SAFETY: a handle of this provider; the application's attributes, if any.
         let (sep, attr) = unsafe { (endpoint(sep), attr.as_mut()) };
-        let mut flags = sep.rx_flags.get();
+        let mut flags = sep.rx_flags.load(Ordering::Relaxed);
         if let Some(attr) = attr {
             if attr.size > sep.shared.domain.config.endpoint.rx_max {
                 log::warn(format_args!(
@@ -423,7 +427,7 @@ unsafe fn open_context(
     let (Some(number), Role::Scalable, false) = (number, sep.role, out.is_null()) else {
         return Err(FI_EINVAL);
     };
-    let guard = sep.shared.domain.lock.lock();
+    let guard = sep.shared.domain.lock.control();
     // SAFETY: the guard belongs to the domain of the endpoint; one short step.
     let open = unsafe { contexts.open.get(&guard) };
     if open.has(role, number) {

@@ -129,7 +129,7 @@ pub(super) unsafe extern "C" fn getopt(
         // SAFETY: a handle of this provider; the application's buffer has `*len` bytes.
         unsafe {
             let ep = &endpoint(fid.cast::<fid_ep>()).shared;
-            let guard = ep.domain.lock.lock();
+            let guard = ep.domain.lock.control();
             let state = ep.state(&guard);
             code(match name {
                 FI_OPT_MIN_MULTI_RECV => give(value, len, state.min_multi_recv),
@@ -164,7 +164,7 @@ pub(super) unsafe extern "C" fn setopt(
         // SAFETY: a handle of this provider; the application's value has `len` bytes.
         unsafe {
             let ep = &endpoint(fid.cast::<fid_ep>()).shared;
-            let guard = ep.domain.lock.lock();
+            let guard = ep.domain.lock.control();
             let state = ep.state(&guard);
             code(match name {
                 FI_OPT_MIN_MULTI_RECV => {

@@ -117,7 +117,7 @@ impl Progress for Endpoint {
 
 impl Join for Endpoint {
     fn progress_joins(&self) -> bool {
-        let guard = self.domain.lock.lock();
+        let guard = self.domain.lock.control();
         self.progress(By::Application, &guard);
         // The last message of a join that has ended here may be what another member waits for.
         self.state(&guard).groups.iter().any(|known| known.joining.is_some())

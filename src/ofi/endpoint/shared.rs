@@ -29,10 +29,10 @@ use libfabric_sys::{
     fi_msg, fi_msg_tagged, fi_ops, fi_ops_ep, fi_ops_ep_2_7, fi_ops_msg, fi_ops_tagged, fi_rx_attr,
     fi_tx_attr, fid, fid_ep, fid_stx, fid_t,
 };
-use std::cell::Cell;
 use std::convert::identity;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 #[repr(C)]
 pub(super) struct TransmitFid {
@@ -46,7 +46,8 @@ pub(super) struct ReceiveFid {
     fid: fid_ep,
     slack: Slack,
     pub(super) shared: Arc<SharedReceive>,
-    flags: Cell<u64>,
+    /// Default flags, as those of an `EndpointFid`.
+    flags: AtomicU64,
 }
 
 // SAFETY: it begins with a fid_stx; nothing else has this table.
@@ -200,7 +201,7 @@ pub(in crate::ofi) unsafe fn open_receive(
         },
         slack: SLACK,
         shared,
-        flags: Cell::new(flags),
+        flags: AtomicU64::new(flags),
     });
     // SAFETY: checked not to be null.
     unsafe { *out = Box::into_raw(srx).cast() };
@@ -420,7 +421,7 @@ unsafe extern "C" fn getopt(
         // SAFETY: an open context of this provider; the application's buffer has `*len` bytes.
         unsafe {
             let shared = &context(fid.cast()).shared;
-            let guard = shared.domain.lock.lock();
+            let guard = shared.domain.lock.control();
             code(options::give(value, len, shared.state(&guard).min_multi_recv))
         }
     })
@@ -440,7 +441,7 @@ unsafe extern "C" fn setopt(
         // SAFETY: an open context of this provider; the application's value has `len` bytes.
         unsafe {
             let shared = &context(fid.cast()).shared;
-            let guard = shared.domain.lock.lock();
+            let guard = shared.domain.lock.control();
             code(
                 options::take_size(value, len)
                     .map(|size| shared.state(&guard).min_multi_recv = size),
@@ -463,11 +464,11 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
                 -FI_EINVAL
             }
             (FI_GETOPSFLAG, Some(flags)) => {
-                *flags = handle.flags.get();
+                *flags = handle.flags.load(Ordering::Relaxed);
                 0
             }
             (FI_SETOPSFLAG, Some(flags)) => {
-                handle.flags.set(*flags & !FI_RECV);
+                handle.flags.store(*flags & !FI_RECV, Ordering::Relaxed);
                 0
             }
             _ => -FI_ENOSYS,

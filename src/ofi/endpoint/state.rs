@@ -24,9 +24,9 @@ use libfabric_sys::{
     FI_ATOMIC, FI_COLLECTIVE, FI_ENOAV, FI_ENOKEY, FI_HMEM_P2P_ENABLED, FI_MSG, FI_READ, FI_RECV,
     FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_SEND, FI_TAGGED, FI_WRITE, fi_addr_t, fid_ep,
 };
-use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// Free bytes below which a multi-receive buffer is released, unless FI_OPT_MIN_MULTI_RECV is set.
 pub(super) const DEFAULT_MIN_MULTI_RECV: usize = 64;
@@ -165,9 +165,9 @@ pub(in crate::ofi) struct EndpointFid {
     pub(super) fid: fid_ep,
     pub(super) slack: Slack,
     pub(in crate::ofi) shared: Arc<Endpoint>,
-    /// Default flags of operations through this handle.
-    pub(super) tx_flags: Cell<u64>,
-    pub(super) rx_flags: Cell<u64>,
+    /// Default flags of operations through this handle. Control calls change them without the lock.
+    pub(super) tx_flags: AtomicU64,
+    pub(super) rx_flags: AtomicU64,
     pub(super) role: Role,
     /// The number of the context that operations through this handle belong to.
     pub(super) context: u8,

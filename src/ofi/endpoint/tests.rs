@@ -20,6 +20,7 @@ struct World {
     av: *mut fid_av,
     cq: *mut fid_cq,
     ep: *mut fid_ep,
+    info: *mut fi_info,
     counters: Vec<*mut fid_cntr>,
     /// The endpoint's own address.
     own: fi_addr_t,
@@ -38,12 +39,17 @@ unsafe fn close(fid: *mut fid) {
 
 impl World {
     fn new() -> Self {
+        Self::under(FI_THREAD_SAFE)
+    }
+
+    fn under(threading: fi_threading) -> Self {
         let (mut info, mut fabric, mut domain) = (null_mut(), null_mut(), null_mut());
         let (mut av, mut cq, mut ep, mut own) = (null_mut(), null_mut(), null_mut(), 0);
         // SAFETY: called as libfabric does, in this order.
         unsafe {
             ok(getinfo(fi_version(2, 1), null(), null(), 0, null(), &mut info));
             (*(*info).fabric_attr).api_version = fi_version(2, 1);
+            (*(*info).domain_attr).threading = threading;
             fabric::open((*info).fabric_attr, &mut fabric, null_mut()).unwrap();
             ok((*(*fabric).ops).domain.unwrap()(fabric, info, &mut domain, null_mut()));
             let ops = &*(*domain).ops;
@@ -63,7 +69,49 @@ impl World {
             let insert = (*(*av).ops).insert.unwrap();
             assert_eq!(insert(av, named, 1, &mut own, 0, null_mut()), 1);
         }
-        Self { fabric, domain, av, cq, ep, counters: Vec::new(), own }
+        Self { fabric, domain, av, cq, ep, info, counters: Vec::new(), own }
+    }
+
+    /// One call of each kind that a thread makes beside one that transfers data.
+    fn control(&self, key: u64) {
+        let (mut mr, mut cntr, mut cq, mut srx, mut poll, mut ep) =
+            (null_mut(), null_mut(), null_mut(), null_mut(), null_mut(), null_mut());
+        let (memory, mut address, mut text) = ([0u8; 8], 0, [0u64; 8]);
+        let (from, text, mut len) = (memory.as_ptr().cast(), text.as_mut_ptr().cast(), 64);
+        // SAFETY: called as libfabric does; every object is closed before its parent.
+        unsafe {
+            let ops = &*(*self.domain).ops;
+            ok(ops.cntr_open.unwrap()(self.domain, &mut std::mem::zeroed(), &mut cntr, null_mut()));
+            let (mrs, of) = (&*(*self.domain).mr, &raw mut (*self.domain).fid);
+            let access = FI_REMOTE_WRITE;
+            ok(mrs.reg.unwrap()(of, from, 8, access, 0, key, 0, &mut mr, null_mut()));
+            let of_mr = &*(*mr).fid.ops;
+            ok(of_mr.bind.unwrap()(&mut (*mr).fid, &mut (*cntr).fid, access));
+            ok(of_mr.control.unwrap()(&mut (*mr).fid, FI_REFRESH, null_mut()));
+
+            ok(ops.cq_open.unwrap()(self.domain, &mut std::mem::zeroed(), &mut cq, null_mut()));
+            ok(ops.srx_ctx.unwrap()(self.domain, null_mut(), &mut srx, null_mut()));
+            ok(ops.poll_open.unwrap()(self.domain, &mut std::mem::zeroed(), &mut poll));
+            ok(ops.endpoint.unwrap()(self.domain, self.info, &mut ep, null_mut()));
+            let of_ep = &*(*ep).fid.ops;
+            for other in [&mut (*self.av).fid, &mut (*self.cq).fid] {
+                let flags = if other.fclass == FI_CLASS_CQ { FI_TRANSMIT | FI_RECV } else { 0 };
+                ok(of_ep.bind.unwrap()(&mut (*ep).fid, other, flags));
+            }
+            ok(of_ep.control.unwrap()(&mut (*ep).fid, FI_ENABLE, null_mut()));
+            ok((*(*ep).cm).getname.unwrap()(&mut (*ep).fid, text, &mut len));
+            let avs = &*(*self.av).ops;
+            assert_eq!(avs.insert.unwrap()(self.av, text, 1, &mut address, 0, null_mut()), 1);
+            ok(avs.lookup.unwrap()(self.av, address, text, &mut len));
+            ok(avs.remove.unwrap()(self.av, &mut address, 1, 0));
+            let (name, mut size) = (FI_OPT_MIN_MULTI_RECV, 8);
+            let level = FI_OPT_ENDPOINT;
+            ok((*(*ep).ops).getopt.unwrap()(&mut (*ep).fid, level, name, text, &mut size));
+            ok((*(*ep).ops).setopt.unwrap()(&mut (*ep).fid, level, name, text, size));
+            let objects: [*mut fid; 6] =
+                [ep.cast(), poll.cast(), srx.cast(), cq.cast(), mr.cast(), cntr.cast()];
+            objects.into_iter().for_each(|object| close(object));
+        }
     }
 
     fn handle(&self) -> &EndpointFid {
@@ -117,6 +165,9 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            return; // others may be open
+        }
         // SAFETY: open objects; each is closed before its parent.
         unsafe {
             close(self.ep.cast());
@@ -163,6 +214,57 @@ fn the_guard_of_another_domain_opens_nothing() {
     assert!(refuses(&|| _ = ep.engine(&theirs).is_some()));
     assert!(refuses(&|| _ = queue.source(&theirs).waiter.is_some()));
     assert!(!refuses(&|| _ = ep.state(&ep.domain.lock.lock()).asleep));
+}
+
+/// A world that several threads use.
+struct Shared<'a>(&'a World);
+
+// SAFETY: the objects are there to be called from all threads, as their level of threading allows.
+unsafe impl Send for Shared<'_> {}
+
+/// Control calls are "always considered thread safe" (fi_domain.3). Debug builds assert that a domain's lock has one holder.
+#[test]
+fn any_thread_makes_control_calls_while_another_one_transfers_data() {
+    let world = World::under(FI_THREAD_DOMAIN);
+    let shared = Shared(&world);
+    std::thread::scope(|scope| {
+        let controls = scope.spawn(move || {
+            let Shared(world) = { shared };
+            (0..50).for_each(|key| world.control(key));
+        });
+        while !controls.is_finished() {
+            world.exchange();
+        }
+        controls.join().unwrap();
+    });
+}
+
+/// Chapel asks for FI_THREAD_DOMAIN, and has a thread for each context of a scalable endpoint.
+#[test]
+fn contexts_of_a_scalable_endpoint_have_a_thread_each() {
+    let world = World::under(FI_THREAD_DOMAIN);
+    let mut sep = null_mut();
+    // SAFETY: called as libfabric does.
+    unsafe {
+        (*(*world.info).ep_attr).tx_ctx_cnt = 2;
+        let open = (*(*world.domain).ops).scalable_ep.unwrap();
+        ok(open(world.domain, world.info, &mut sep, null_mut()));
+    }
+    let shared = [Shared(&world), Shared(&world)];
+    std::thread::scope(|scope| {
+        for one in shared {
+            scope.spawn(move || {
+                let Shared(world) = { one };
+                for _ in 0..20_000 {
+                    // SAFETY: no entry is read.
+                    let n = unsafe { (*(*world.cq).ops).read.unwrap()(world.cq, null_mut(), 0) };
+                    assert_eq!(n, -(FI_EAGAIN as isize));
+                }
+            });
+        }
+    });
+    // SAFETY: nobody uses it any more.
+    unsafe { close(sep.cast()) };
 }
 
 /// Where the progress thread finds work instead of its sleep, peers need not send doorbells.

@@ -22,9 +22,9 @@ use libfabric_sys::{
     FI_REMOTE_CQ_DATA, FI_TRANSMIT_COMPLETE, FI_TRIGGER, FI_TRIGGER_THRESHOLD, fi_addr_t, fi_msg,
     fi_msg_tagged, fi_triggered_context, fid_ep, fid_t,
 };
-use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Whether a message is tagged, and its tag.
 #[derive(Clone, Copy)]
@@ -127,7 +127,7 @@ impl Flags {
     #[inline]
     pub(super) fn of_transmit(self, handle: &EndpointFid) -> (u64, bool) {
         match self {
-            Self::Default => (handle.tx_flags.get() & !FI_REMOTE_CQ_DATA, false),
+            Self::Default => (handle.tx_flags.load(Ordering::Relaxed) & !FI_REMOTE_CQ_DATA, false),
             Self::Call(flags) => (flags, false),
             Self::Inject => (FI_INJECT, true),
         }
@@ -136,12 +136,12 @@ impl Flags {
     /// The flags of a receive, where these are the defaults. No default are flags that go with a single call, and
     /// FI_MULTI_RECV for a tagged one.
     #[inline(always)]
-    pub(super) fn of_receive(self, defaults: &Cell<u64>, tagging: Tagging) -> u64 {
+    pub(super) fn of_receive(self, defaults: &AtomicU64, tagging: Tagging) -> u64 {
         let never =
             FI_PEEK | FI_CLAIM | FI_DISCARD | if tagging.tagged { FI_MULTI_RECV } else { 0 };
         match self {
             Self::Call(flags) => flags,
-            _ => defaults.get() & !never,
+            _ => defaults.load(Ordering::Relaxed) & !never,
         }
     }
 }

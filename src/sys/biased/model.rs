@@ -115,6 +115,62 @@ fn a_visitor_and_the_application_are_never_inside_together() {
     });
 }
 
+/// The application polls while another thread makes control calls, each of which waits until it is inside.
+#[test]
+fn a_visitor_that_waits_gets_in_alone() {
+    explore(3, || {
+        let domain = Domain::new();
+        let visited = domain.clone();
+        let visitor = thread::spawn(move || {
+            for _ in 0..2 {
+                visited.add(&visited.lock.enter_visiting());
+            }
+        });
+        for _ in 0..2 {
+            domain.add(&domain.lock.enter());
+        }
+        visitor.join().unwrap();
+        let _entry = domain.lock.enter();
+        // SAFETY: the visitor has ended.
+        assert_eq!(domain.count.with(|count| unsafe { *count }), 4);
+    });
+}
+
+#[test]
+fn a_visitor_that_waits_and_one_that_does_not_exclude_each_other() {
+    explore(2, || {
+        let domain = Domain::new();
+        let visited = domain.clone();
+        let waits = thread::spawn(move || visited.add(&visited.lock.enter_visiting()));
+        let visited = domain.clone();
+        let goes_on = thread::spawn(move || {
+            if let Some(entry) = visited.lock.visit() {
+                visited.add(&entry);
+            }
+        });
+        domain.add(&domain.lock.enter());
+        waits.join().unwrap();
+        goes_on.join().unwrap();
+    });
+}
+
+/// A control call lets a thread of the provider in while the application polls.
+#[test]
+fn an_owner_that_joins_waits_for_the_first_one() {
+    explore(3, || {
+        let domain = Domain::new();
+        let joined = domain.clone();
+        let second = thread::spawn(move || {
+            joined.lock.need();
+            joined.add(&joined.lock.enter());
+        });
+        for _ in 0..2 {
+            domain.add(&domain.lock.enter());
+        }
+        second.join().unwrap();
+    });
+}
+
 #[test]
 fn two_visitors_exclude_each_other() {
     explore(2, || {
