@@ -33,10 +33,12 @@ impl Core {
         self.arrivals.pushed.forget(peer);
         if departure != Departure::Closed {
             let source = self.peers.source(peer, host);
-            if source != super::UNKNOWN_SOURCE {
-                self.fail_directed(source, error, host);
-            }
             self.peers.mark_dead(peer, error);
+            match source {
+                super::UNKNOWN_SOURCE => {}
+                _ if self.limits.shares_receives => host.lost(source),
+                _ => self.fail_directed(source, error, host),
+            }
         }
     }
 

@@ -28,6 +28,7 @@ impl<H: Host> Handler for Delivery<'_, H> {
         self.core.peers.meet(peer, address);
         self.core.peers.mark_alive(peer);
         self.host.met(peer, address);
+        self.host.heard(address);
     }
 
     #[inline]

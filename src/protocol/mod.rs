@@ -292,6 +292,15 @@ pub(crate) trait Host {
     fn met(&mut self, peer: PeerId, address: &Address) {
         let _ = (peer, address);
     }
+    /// The peer at this address is alive.
+    fn heard(&mut self, address: &Address) {
+        let _ = address;
+    }
+    /// The peer with this index has died. For an endpoint that shares its receives: others may have messages of that peer
+    /// for them, so none has failed yet.
+    fn lost(&mut self, source: u64) {
+        let _ = source;
+    }
     /// Something has happened to a message to or from `peer`, of this number and length. Not told by fast paths, which
     /// endpoints with [`Limits::traced`] do not take.
     fn trace(&self, kind: Kind, peer: PeerId, number: u64, bytes: usize) {

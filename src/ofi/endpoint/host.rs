@@ -1,6 +1,6 @@
 //! The reports of the protocol engine, in libfabric's terms: queue entries, counters, sources.
 
-use super::state::{Bindings, Endpoint, QueueBinding};
+use super::state::{Bindings, Endpoint, LOST_PEER, QueueBinding};
 use crate::memory::keys::{Denied, Granted, Region, Right};
 use crate::ofi::cntr::Counter;
 use crate::ofi::cq::{CqState, Entry, NO_SOURCE};
@@ -280,14 +280,24 @@ impl Host for EndpointHost<'_> {
     }
 
     fn met(&mut self, peer: PeerId, address: &Address) {
+        if let Some(page) = &mut self.endpoint.state(self.guard).page {
+            page.met(peer, address);
+        }
+    }
+
+    fn heard(&mut self, address: &Address) {
         if let Some(shared) = &self.bindings().shared_receive {
             let others = shared.endpoints(self.guard).filter(|one| !ptr::eq(*one, self.endpoint));
             others
                 .filter_map(|one| one.engine(self.guard))
                 .for_each(|engine| engine.revive(address));
         }
-        if let Some(page) = &mut self.endpoint.state(self.guard).page {
-            page.met(peer, address);
+    }
+
+    fn lost(&mut self, source: u64) {
+        if let Some(shared) = &self.bindings().shared_receive {
+            shared.state(self.guard).lost.push(source);
+            self.endpoint.state(self.guard).asleep |= LOST_PEER;
         }
     }
 

@@ -1,6 +1,6 @@
 //! Progress of an endpoint, for the objects that it reports to, for its domain, and for sleeping threads.
 
-use super::state::{Endpoint, THREAD};
+use super::state::{Endpoint, LOST_PEER, THREAD, WAITERS};
 use crate::ofi::elsewhere::enabled;
 use crate::ofi::eq::Join;
 use crate::ofi::lock::Guard;
@@ -63,7 +63,7 @@ impl Progress for Endpoint {
 
     fn disarm(&self, guard: &Guard<'_>) {
         let state = self.state(guard);
-        if state.asleep & !THREAD > 0 {
+        if state.asleep & WAITERS > 0 {
             state.asleep -= 1;
         }
         self.wake_if_unwatched(guard);
@@ -142,13 +142,22 @@ impl Endpoint {
 
     #[cold]
     fn rouse_sleepers(&self, guard: &Guard<'_>) {
+        let asleep = &mut self.state(guard).asleep;
+        let lost = *asleep & LOST_PEER != 0;
+        *asleep &= !LOST_PEER;
+        if lost {
+            self.bindings(guard).shared_receive.iter().for_each(|shared| shared.end_lost(guard));
+        }
+        if self.state(guard).asleep == 0 {
+            return;
+        }
         if let Some(engine) = self.engine(guard).filter(|engine| self.has_work(engine, guard)) {
             engine.iface_mut().rouse();
         }
     }
 
     fn wake_if_unwatched(&self, guard: &Guard<'_>) {
-        if self.state(guard).asleep == 0 {
+        if self.state(guard).asleep & !LOST_PEER == 0 {
             if let Some(engine) = self.engine(guard) {
                 engine.iface_mut().awake();
             }

@@ -34,6 +34,9 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Most looks at what an endpoint has of a dead peer, of some 16 messages each: those that others sent count, too.
+const LOOKS_MAX: usize = 64;
+
 #[repr(C)]
 pub(super) struct TransmitFid {
     fid: fid_stx,
@@ -183,6 +186,8 @@ pub(in crate::ofi) unsafe fn open_receive(
             receives: Receives::new(1),
             endpoints: Vec::new(),
             min_multi_recv: DEFAULT_MIN_MULTI_RECV,
+            lost: Vec::new(),
+            ends_lost: false,
         }),
         directed: caps & FI_DIRECTED_RECV != 0,
     });
@@ -242,6 +247,18 @@ impl SharedReceive {
             .map(|(_, endpoint)| endpoint)
     }
 
+    /// Ends the receives that wait for peers of which an endpoint has found out that they are dead.
+    pub(super) fn end_lost(&self, guard: &Guard<'_>) {
+        // A look at the other endpoints may find more, which the first call of this takes up.
+        if std::mem::replace(&mut self.state(guard).ends_lost, true) {
+            return;
+        }
+        while let Some(source) = self.state(guard).lost.pop() {
+            self.fail_hopeless(source, guard);
+        }
+        self.state(guard).ends_lost = false;
+    }
+
     /// Fails the receives that wait for a peer that an endpoint knows to be dead, after a look at what the others may have
     /// of it.
     fn fail_hopeless(&self, source: u64, guard: &Guard<'_>) {
@@ -253,8 +270,9 @@ impl SharedReceive {
             engine.is_some_and(|engine| engine.is_hopeless(source, &host))
         };
         let Some(endpoint) = self.endpoints(guard).find(knows) else { return };
+        // One look takes a batch of messages, and other peers go on sending.
         for other in self.endpoints(guard) {
-            progress_for_others(other, guard);
+            (0..LOOKS_MAX).take_while(|_| progress_for_others(other, guard) > 0).for_each(drop);
         }
         if let Some(engine) = endpoint.engine(guard) {
             engine.fail_hopeless(source, &mut endpoint.host(guard));

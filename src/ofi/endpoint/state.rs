@@ -87,10 +87,18 @@ pub(super) struct ReceiveState {
     /// Enabled endpoints; each removes itself before it is freed.
     pub(super) endpoints: Vec<*const Endpoint>,
     pub(super) min_multi_recv: usize,
+    /// Peers that have died, from which receives may wait.
+    pub(super) lost: Vec<u64>,
+    /// Those receives are being ended.
+    pub(super) ends_lost: bool,
 }
 
 /// The progress thread, among the waiters that sleep on an endpoint.
 pub(super) const THREAD: u32 = 1 << 31;
+/// No waiter, but something else for `rouse` to look at, which so costs other calls nothing: [`ReceiveState::lost`].
+pub(super) const LOST_PEER: u32 = 1 << 30;
+/// The number of the other waiters.
+pub(super) const WAITERS: u32 = LOST_PEER - 1;
 
 /// State under the domain's lock.
 #[derive(Debug)]
@@ -114,7 +122,7 @@ pub(super) struct EndpointState {
     pub(super) p2p: c_int,
     pub(super) max_atomic_size: usize,
     pub(super) bind: Option<Address>,
-    /// Number of waiters that sleep on this endpoint, and [`THREAD`] if the progress thread does.
+    /// Number of waiters that sleep on this endpoint ([`WAITERS`]), [`THREAD`] if the progress thread does, [`LOST_PEER`].
     pub(super) asleep: u32,
     /// The application has polled since the progress thread last checked.
     pub(super) polled: bool,
