@@ -204,21 +204,26 @@ impl<I: Iface> Engine<I> {
         }
     }
 
-    /// Closes a receive context: removes its posted receives. False: nothing was done, because messages are still
-    /// arriving in its buffers.
+    /// Closes a receive context: removes its posted receives. False: messages are still arriving in its buffers. Until
+    /// the next call of this, or [`Engine::reopen_receives`], no other message matches.
     pub(crate) fn close_receives(&mut self, rx: u8) -> bool {
-        if self.core.arrivals.active.iter().any(|(_, active)| active.message.envelope.rx == rx) {
+        let Core { matching, arrivals, .. } = &mut self.core;
+        matching.own.hold(rx);
+        if arrivals.active.iter().any(|(_, active)| active.message.envelope.rx == rx) {
             return false;
         }
-        for tagged in [true, false] {
-            let space = Space { rx, tagged };
-            for key in self.core.matching.own.posted.of(space).keys_where(|_| true) {
-                if let Some(posted) = self.core.matching.own.posted.of(space).remove(key) {
-                    self.core.matching.own.withdraw(&posted.target, false);
-                }
-            }
+        for (_, posted) in matching.own.take_held(rx) {
+            matching.own.withdraw(&posted.target, false);
         }
         true
+    }
+
+    /// A receive context does not close: its receives are as if no call had been made.
+    pub(crate) fn reopen_receives(&mut self, rx: u8, host: &mut impl Host) {
+        for (Space { tagged, .. }, posted) in self.core.matching.own.take_held(rx) {
+            self.core.match_or_post(&posted.op(tagged), posted.target, host);
+        }
+        self.answer_at_once(host);
     }
 }
 
@@ -228,25 +233,12 @@ impl Core {
         if self.matching.own.posted.len_of(space.rx) >= self.limits.rx_max {
             return Err(OpError::Again);
         }
-        if op.multi_min.is_none() {
-            if self.matching.unexpected.of(space).is_empty() {
-                self.post_or_fail(op, op.target(), host);
-                return Ok(());
-            }
-            return match self.find_unexpected(op, host) {
-                Some(key) => {
-                    if let Some(message) = self.matching.unexpected.of(space).remove(key) {
-                        self.serve(message, op.target(), host);
-                    }
-                    Ok(())
-                }
-                None => {
-                    self.post_or_fail(op, op.target(), host);
-                    Ok(())
-                }
-            };
+        if op.multi_min.is_none() && self.matching.unexpected.of(space).is_empty() {
+            self.post_or_fail(op, op.target(), host);
+        } else {
+            let target = self.matching.own.target(op);
+            self.match_or_post(op, target, host);
         }
-        self.post_multi(op, host);
         Ok(())
     }
 
@@ -262,8 +254,8 @@ impl Core {
         self.matching.own.post_at(op, target);
     }
 
-    fn post_multi(&mut self, op: &ReceiveOp, host: &mut impl Host) {
-        let target = self.matching.own.target(op);
+    /// Serves a receive with an unexpected message, or a multi-receive with as many as it takes; else posts it.
+    fn match_or_post(&mut self, op: &ReceiveOp, target: Target, host: &mut impl Host) {
         while let Some(key) = self.find_unexpected(op, host) {
             let Some(message) = self.matching.unexpected.of(op.space()).remove(key) else { break };
             let place = self.matching.own.reserve(target, message.len());

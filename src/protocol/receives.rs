@@ -62,6 +62,12 @@ impl Posted {
     pub(super) fn new(op: &ReceiveOp, target: Target) -> Self {
         Self { source: op.source, tag: op.tag, ignore: op.ignore, target }
     }
+
+    /// What was asked for, but for the multi-receive buffer, which the target has.
+    pub(super) fn op(&self, tagged: bool) -> ReceiveOp {
+        let Self { source, tag, ignore, target: Target { segments, context, report, .. } } = *self;
+        ReceiveOp { segments, tagged, tag, ignore, source, context, report, multi_min: None }
+    }
 }
 
 /// Where the bytes and the completion of a matched message go.
@@ -117,6 +123,8 @@ pub(super) enum PartEnd {
 #[derive(Debug)]
 pub(crate) struct Receives {
     pub(super) posted: Spaces<Posted>,
+    /// Receives of contexts that are being closed, in the order in which they were posted: no message matches them.
+    held: Vec<(Space, Posted)>,
     buffers: IndexList<MultiBuffer>,
     /// The number of unexpected messages so far: endpoints that share the queue learn from it whose message came first.
     arrivals: u64,
@@ -125,7 +133,8 @@ pub(crate) struct Receives {
 impl Receives {
     /// A queue for so many receive contexts.
     pub(crate) fn new(contexts: usize) -> Self {
-        Self { posted: Spaces::new(contexts), buffers: IndexList::default(), arrivals: 0 }
+        let (posted, buffers) = (Spaces::new(contexts), IndexList::default());
+        Self { posted, held: Vec::new(), buffers, arrivals: 0 }
     }
 
     /// Number of posted receives.
@@ -145,6 +154,25 @@ impl Receives {
                 list.get_mut(key).into_iter().for_each(|posted| posted.source = to);
             }
         }
+        let held = self.held.iter_mut().map(|(_, posted)| posted);
+        held.filter(|posted| posted.source == from).for_each(|posted| posted.source = to);
+    }
+
+    /// Takes the posted receives of a context out of their lists.
+    pub(super) fn hold(&mut self, rx: u8) {
+        for tagged in [true, false] {
+            let space = Space { rx, tagged };
+            let list = self.posted.of(space);
+            let keys = list.keys_where(|_| true).into_iter();
+            self.held.extend(keys.filter_map(|key| list.remove(key)).map(|posted| (space, posted)));
+        }
+    }
+
+    /// The receives of a context that were held.
+    pub(super) fn take_held(&mut self, rx: u8) -> Vec<(Space, Posted)> {
+        let (taken, kept) = self.held.drain(..).partition(|(space, _)| space.rx == rx);
+        self.held = kept;
+        taken
     }
 
     /// Posts a receive.

@@ -293,8 +293,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// `fi_close` of a context. Operations under way use memory of the application, so they get a bounded time to end.
-    /// Then posted receives are dropped, and operations that wait for a counter. Errors: EBUSY, and nothing is dropped,
+    /// `fi_close` of a context. Operations under way use memory of the application, so they get a bounded time to end,
+    /// and no receive is matched meanwhile. Then posted receives are dropped, and operations that wait for a counter. Errors: EBUSY, and nothing is dropped,
     /// if operations do not end.
     pub(super) fn close_context(&self, handle: &EndpointFid) -> Result<(), i32> {
         let own = (handle.context, handle.role == Role::Receive);
@@ -313,6 +313,10 @@ impl Endpoint {
                 return Ok(());
             }
             if wait.look() > LINGER_NS {
+                if let Some(engine) = self.engine(&guard).filter(|_| own.1) {
+                    engine.reopen_receives(handle.context, &mut self.host(&guard));
+                    self.end_call(&guard);
+                }
                 return Err(FI_EBUSY);
             }
             self.progress(By::Others, &guard);

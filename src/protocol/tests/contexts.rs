@@ -106,9 +106,52 @@ fn contexts_are_bounded_each_for_itself_and_close_alone() {
     world.assert_empty();
 }
 
-/// fi_close refuses while a message is arriving, and the context keeps what is posted to it.
+/// fi_close refuses while a message is arriving, and the context keeps what is posted to it: a receive for any message, a
+/// buffer for several, and receives that no message came for.
 #[test]
 fn a_context_that_does_not_close_keeps_its_receives() {
+    let weather = Weather { push_max: 1000, ..Weather::fair() };
+    let mut world = World::new(2, weather, Limits { contexts: 3, ..LIMITS });
+    let peer = world.peer(0, 1);
+    let mut from = [5000, 10, 20, 30, 40].map(|len| Memory::pattern(len, len));
+    let mut to = [5000, 10, 100, 40].map(Memory::zeroed);
+    let at = to[2].0.as_ptr().expose_provenance() as u64;
+    for (context, memory) in to.iter_mut().enumerate() {
+        let op = on(1, receive_op(memory, context as u64));
+        let op = ReceiveOp { multi_min: (context == 2).then_some(51), ..op };
+        world.receive(1, &op).unwrap();
+    }
+    let mut send = |world: &mut World, number: usize| {
+        let op = send_op(peer, &mut from[number], number as u64);
+        world.send(0, &SendOp { rx: 1, ..op }).unwrap();
+        world.progress(1);
+    };
+    send(&mut world, 0);
+    assert!(!world.node(1).engine.close_receives(1));
+    // What comes while it closes is not for it, or the closing would never end.
+    (1..4).for_each(|number| send(&mut world, number));
+    world.settle();
+    assert_eq!(world.received(1).context, 0);
+    assert!(world.receives(1).is_empty());
+    let node = world.node(1);
+    node.engine.reopen_receives(1, &mut node.host);
+    world.settle();
+    let received: Vec<_> = world.receives(1).into_iter().map(Result::unwrap).collect();
+    let told: Vec<_> = received.iter().map(|c| (c.context, c.len, c.buffer_released)).collect();
+    assert_eq!(told, [(1, 10, false), (2, 20, false), (2, 30, true)]);
+    assert_eq!((received[1].buffer, received[2].buffer), (at, at + 20));
+    send(&mut world, 4);
+    world.settle();
+    assert_eq!(world.received(1).context, 3);
+    assert_eq!(to[2].0[..50], [&from[2].0[..], &from[3].0[..]].concat());
+    assert!(to[0].0 == from[0].0 && to[1].0 == from[1].0 && to[3].0 == from[4].0);
+    assert_eq!(world.sends(0).len(), 5);
+    world.assert_empty();
+}
+
+/// Messages that keep coming do not keep a context from closing.
+#[test]
+fn a_context_closes_while_messages_come() {
     let weather = Weather { push_max: 1000, ..Weather::fair() };
     let mut world = World::new(2, weather, Limits { contexts: 2, ..LIMITS });
     let peer = world.peer(0, 1);
@@ -120,13 +163,16 @@ fn a_context_that_does_not_close_keeps_its_receives() {
     world.send(0, &SendOp { rx: 1, ..send_op(peer, &mut from[0], 8) }).unwrap();
     world.progress(1);
     assert!(!world.node(1).engine.close_receives(1));
-    world.settle();
-    assert_eq!(world.received(1).context, 0);
     world.send(0, &SendOp { rx: 1, ..send_op(peer, &mut from[1], 9) }).unwrap();
     world.settle();
+    assert_eq!(world.received(1).context, 0);
+    assert!(to[0].0 == from[0].0);
+    assert!(world.node(1).engine.close_receives(1) && world.receives(1).is_empty());
+    // The message waits for the next one to open the context.
+    world.receive(1, &on(1, receive_op(&mut to[1], 1))).unwrap();
+    world.settle();
     assert_eq!(world.received(1).context, 1);
-    assert!(to[0].0 == from[0].0 && to[1].0 == from[1].0);
-    assert!(world.node(1).engine.close_receives(1));
+    assert!(to[1].0 == from[1].0);
     assert_eq!(world.sends(0).len(), 2);
     world.assert_empty();
 }
