@@ -1275,6 +1275,44 @@ static void options_are_kept(void)
 	close_domain(&d);
 }
 
+/* FI_OPT_MIN_MULTI_RECV of a receive context is its own; that of the endpoint is for those without one. */
+static void contexts_have_buffers_of_their_own_kind(void)
+{
+	struct scalable a, b;
+	struct iovec iov = { incoming, 100 };
+	struct fi_msg msg = { .msg_iov = &iov, .iov_count = 1, .addr = FI_ADDR_UNSPEC };
+
+	open_scalable(&a);
+	open_scalable(&b);
+	fi_addr_t to = learn(&a.domain, &b.sep->fid);
+
+	learn(&b.domain, &a.sep->fid);
+	OK(set(b.sep, FI_OPT_MIN_MULTI_RECV, 50));
+	OK(set(b.rx[0], FI_OPT_MIN_MULTI_RECV, 10));
+	SAME(set(b.tx[0], FI_OPT_MIN_MULTI_RECV, 7), -FI_ENOPROTOOPT);
+	SAME(option(b.sep, FI_OPT_MIN_MULTI_RECV), 50);
+	SAME(option(b.rx[0], FI_OPT_MIN_MULTI_RECV), 10);
+	SAME(option(b.rx[1], FI_OPT_MIN_MULTI_RECV), 50);
+	for (int i = 0; i < 2; i++) {
+		msg.context = &contexts[i];
+		OK(fi_recvmsg(b.rx[i], &msg, FI_MULTI_RECV));
+		fill(outgoing, 60, i);
+		OK(fi_send(a.tx[0], outgoing, 60, NULL, fi_rx_addr(to, i, BITS), NULL));
+		struct fi_cq_tagged_entry entry = wait_for(b.cq[COUNT + i], a.cq, COUNT, NULL);
+
+		/* 40 bytes are left. */
+		CHECK(entry.op_context == &contexts[i] && holds(entry.buf, 60, i, 0));
+		SAME(!!(entry.flags & FI_MULTI_RECV), i);
+		wait_for(a.cq[0], b.cq, 2 * COUNT, NULL);
+	}
+	/* Another context of that number begins anew. */
+	OK(fi_close(&b.rx[0]->fid));
+	open_receive(&b, 0);
+	SAME(option(b.rx[0], FI_OPT_MIN_MULTI_RECV), 50);
+	close_scalable(&a);
+	close_scalable(&b);
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
@@ -1300,6 +1338,7 @@ static const struct {
 	{ "targets need no queue", targets_need_no_queue },
 	{ "one-sided operations have contexts", one_sided_operations_have_contexts },
 	{ "options are kept", options_are_kept },
+	{ "contexts have buffers of their own kind", contexts_have_buffers_of_their_own_kind },
 };
 
 int main(void)

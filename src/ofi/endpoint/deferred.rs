@@ -261,7 +261,7 @@ unsafe fn receive(
         return Err(FI_ENOCQ);
     }
     let memory = endpoint.located(memory)?;
-    let receiving = Receiving::check(endpoint, memory, tagging, peer, flags, guard)?;
+    let receiving = Receiving::check((endpoint, 0), memory, tagging, peer, flags, guard)?;
     let action = transfer(endpoint, receiving.kind(), receiving.starter());
     Ok(Transfer { action, context, flags })
 }

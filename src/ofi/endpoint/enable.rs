@@ -333,6 +333,9 @@ impl Endpoint {
             self.contexts.open.get(guard).set(handle.role, handle.context, false);
             self.contexts.enabled.get(guard).set(handle.role, handle.context, false);
         }
+        if handle.role == Role::Receive {
+            self.state(guard).own_min_multi_recv.remove(&handle.context);
+        }
         let half = self.change_bindings(handle.context, guard).take_half(handle.role);
         half.detach(self, guard);
         if self.engine(guard).is_none() {

@@ -1,6 +1,7 @@
 //! `fi_getopt` and `fi_setopt` (fi_endpoint.3), `fi_tx_size_left` and `fi_rx_size_left`.
 
-use super::state::{Endpoint, EndpointState, endpoint};
+use super::contexts::Role;
+use super::state::{Endpoint, EndpointFid, EndpointState, endpoint};
 use crate::memory::atomic::MAX_BYTES;
 use crate::ofi::guard::{code, entry};
 use crate::ofi::info::INJECT_RMA_SIZE;
@@ -115,6 +116,21 @@ fn permit_shm(
     Ok(())
 }
 
+/// A receive context has its own value once it has set one; until then that of its scalable endpoint. Errors: ENOPROTOOPT
+/// for a transmit context.
+fn set_min_multi_recv(
+    handle: &EndpointFid,
+    state: &mut EndpointState,
+    size: usize,
+) -> Result<(), i32> {
+    match handle.role {
+        Role::Endpoint | Role::Scalable => state.min_multi_recv = size,
+        Role::Receive => _ = state.own_min_multi_recv.insert(handle.context, size),
+        Role::Transmit => return Err(FI_ENOPROTOOPT),
+    }
+    Ok(())
+}
+
 pub(super) unsafe extern "C" fn getopt(
     fid: fid_t,
     level: c_int,
@@ -128,11 +144,16 @@ pub(super) unsafe extern "C" fn getopt(
         }
         // SAFETY: a handle of this provider; the application's buffer has `*len` bytes.
         unsafe {
-            let ep = &endpoint(fid.cast::<fid_ep>()).shared;
+            let handle = endpoint(fid.cast::<fid_ep>());
+            let ep = &handle.shared;
             let guard = ep.domain.lock.control();
             let state = ep.state(&guard);
             code(match name {
-                FI_OPT_MIN_MULTI_RECV => give(value, len, state.min_multi_recv),
+                FI_OPT_MIN_MULTI_RECV => match handle.role {
+                    Role::Endpoint | Role::Scalable => give(value, len, state.min_multi_recv),
+                    Role::Receive => give(value, len, state.min_multi_recv_of(handle.context)),
+                    Role::Transmit => Err(FI_ENOPROTOOPT),
+                },
                 FI_OPT_MAX_MSG_SIZE => give(value, len, state.max_msg_size),
                 FI_OPT_MAX_TAGGED_SIZE => give(value, len, state.max_tagged_size),
                 FI_OPT_MAX_RMA_SIZE => give(value, len, state.max_rma_size),
@@ -163,12 +184,13 @@ pub(super) unsafe extern "C" fn setopt(
         }
         // SAFETY: a handle of this provider; the application's value has `len` bytes.
         unsafe {
-            let ep = &endpoint(fid.cast::<fid_ep>()).shared;
+            let handle = endpoint(fid.cast::<fid_ep>());
+            let ep = &handle.shared;
             let guard = ep.domain.lock.control();
             let state = ep.state(&guard);
             code(match name {
                 FI_OPT_MIN_MULTI_RECV => {
-                    take_size(value, len).map(|size| state.min_multi_recv = size)
+                    take_size(value, len).and_then(|size| set_min_multi_recv(handle, state, size))
                 }
                 FI_OPT_MAX_MSG_SIZE => take_size(value, len).map(|size| state.max_msg_size = size),
                 FI_OPT_MAX_TAGGED_SIZE => {

@@ -24,6 +24,7 @@ use libfabric_sys::{
     FI_ATOMIC, FI_COLLECTIVE, FI_ENOAV, FI_ENOKEY, FI_HMEM_P2P_ENABLED, FI_MSG, FI_READ, FI_RECV,
     FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_SEND, FI_TAGGED, FI_WRITE, fi_addr_t, fid_ep,
 };
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -107,7 +108,9 @@ pub(super) struct EndpointState {
     pub(super) routes: Vec<u32>,
     /// The count of the address vector's removals for which `routes` is valid.
     pub(super) removals: u64,
+    /// FI_OPT_MIN_MULTI_RECV, and that of the receive contexts for which it was set.
     pub(super) min_multi_recv: usize,
+    pub(super) own_min_multi_recv: BTreeMap<u8, usize>,
     pub(super) max_msg_size: usize,
     pub(super) max_tagged_size: usize,
     pub(super) max_rma_size: usize,
@@ -308,6 +311,7 @@ impl EndpointState {
             routes: Vec::new(),
             removals: 0,
             min_multi_recv: DEFAULT_MIN_MULTI_RECV,
+            own_min_multi_recv: BTreeMap::new(),
             max_msg_size: usize::MAX,
             max_tagged_size: usize::MAX,
             max_rma_size: usize::MAX,
@@ -324,6 +328,11 @@ impl EndpointState {
             page: None,
             groups: Vec::new(),
         }
+    }
+
+    /// FI_OPT_MIN_MULTI_RECV of a receive context.
+    pub(super) fn min_multi_recv_of(&self, number: u8) -> usize {
+        self.own_min_multi_recv.get(&number).copied().unwrap_or(self.min_multi_recv)
     }
 }
 

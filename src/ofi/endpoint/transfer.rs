@@ -570,7 +570,7 @@ impl<B: Buffers> Receiving<B> {
 impl Receiving {
     /// Errors: EINVAL.
     pub(super) fn check(
-        ep: &Endpoint,
+        (ep, number): (&Endpoint, u8),
         segments: SegmentList,
         tagging: Tagging,
         source: fi_addr_t,
@@ -581,7 +581,7 @@ impl Receiving {
         if multi && tagging.tagged {
             return Err(FI_EINVAL);
         }
-        let multi_min = multi.then(|| ep.state(guard).min_multi_recv);
+        let multi_min = multi.then(|| ep.state(guard).min_multi_recv_of(number));
         let keyed = op_flags & FI_AUTH_KEY != 0;
         let receiving = Self { segments, tagging, source, keyed, multi_min };
         receiving.wanted(ep, guard).map(|_| receiving)
@@ -606,7 +606,8 @@ impl Receiving {
         op_flags: u64,
     ) -> Result<(), i32> {
         let Self { segments, tagging, source, .. } = *self;
-        let receiving = Self::check(ep, segments, tagging, source, op_flags, guard)?;
+        let context = (ep, account.report.context());
+        let receiving = Self::check(context, segments, tagging, source, op_flags, guard)?;
         let looks = op_flags & (FI_PEEK | FI_CLAIM | FI_DISCARD) != 0;
         if op_flags & FI_TRIGGER != 0 {
             if looks {
