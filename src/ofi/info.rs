@@ -21,7 +21,9 @@ use crate::sys::net::Nic;
 use crate::telemetry::log;
 use crate::transport::{job_key, router};
 use hints::{Hints, NamedDevice};
-use libfabric_sys::{FI_EINVAL, FI_ENOMEM, FI_PROV_ATTR_ONLY, FI_REMOTE_COMM, fi_info};
+use libfabric_sys::{
+    FI_EINVAL, FI_ENOMEM, FI_PROV_ATTR_ONLY, FI_REMOTE_COMM, fi_info, fi_rx_attr, fi_tx_attr,
+};
 pub(crate) use limits::*;
 use place::Place;
 use refusal::{Refusal, Request};
@@ -65,6 +67,29 @@ pub(crate) unsafe fn getinfo(
     // SAFETY: checked not to be null; the caller wants the list there.
     unsafe { *out = info };
     rc
+}
+
+/// What `call` asks for after fi_getinfo: more than that offers is refused in the same words. Errors: EINVAL.
+fn offered(call: &str, met: Result<(), Refusal>) -> Result<(), i32> {
+    met.map_err(|refusal| {
+        log::warn(format_args!("{call} refused: {refusal}"));
+        FI_EINVAL
+    })
+}
+
+/// Errors: EINVAL for attributes of a transmit context that are not offered.
+pub(crate) fn offers_transmit(call: &str, attr: &fi_tx_attr, config: &Config) -> Result<(), i32> {
+    offered(call, attributes::check_transmit(attr, config))
+}
+
+/// Errors: EINVAL for attributes of a receive context that are not offered.
+pub(crate) fn offers_receive(call: &str, attr: &fi_rx_attr, config: &Config) -> Result<(), i32> {
+    offered(call, attributes::check_receive(attr, config))
+}
+
+/// Errors: EINVAL for default flags that are not offered, of a transmit context (`transmits`) or a receive context.
+pub(crate) fn offers_flags(call: &str, transmits: bool, flags: u64) -> Result<(), i32> {
+    offered(call, attributes::check_flags(transmits, flags))
 }
 
 fn answer(request: &Request<'_>, hints: &Hints, config: &Config) -> Result<Offer, Refusal> {

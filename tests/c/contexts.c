@@ -1275,6 +1275,57 @@ static void options_are_kept(void)
 	close_domain(&d);
 }
 
+/* What fi_getinfo refuses, the calls that open a context refuse, too; and those that change its default flags. */
+static void more_than_is_offered_is_refused(void)
+{
+	struct domain d;
+	struct fid_ep *sep, *ep, *none;
+	struct fid_cq *cq;
+	uint64_t flags = FI_TRANSMIT | FI_COMMIT_COMPLETE, before = FI_TRANSMIT, after = FI_TRANSMIT;
+
+	open_domain(&d, FI_MSG | FI_TAGGED, 2, 2);
+	cq = open_queue(&d);
+	OK(fi_scalable_ep(d.domain, d.info, &sep, NULL));
+	for (int i = 0; i < 6; i++) {
+		struct fi_tx_attr tx = *d.info->tx_attr;
+		struct fi_rx_attr rx = *d.info->rx_attr;
+
+		tx.op_flags |= i == 0 ? FI_COMMIT_COMPLETE : 0;
+		tx.msg_order |= i == 1 ? FI_ORDER_WAR : 0;
+		tx.comp_order |= i == 2 ? FI_ORDER_STRICT : 0;
+		tx.iov_limit *= i == 3 ? 2 : 1;
+		tx.rma_iov_limit *= i == 4 ? 100 : 1;
+		rx.op_flags |= i == 0 ? FI_COMMIT_COMPLETE : 0;
+		rx.msg_order |= i == 1 ? FI_ORDER_WAR : 0;
+		rx.comp_order |= i == 2 ? FI_ORDER_STRICT : 0;
+		rx.iov_limit *= i == 3 ? 2 : 1;
+		rx.size *= i == 4 ? 1 << 20 : 1;
+		SAME(fi_tx_context(sep, 0, &tx, &none, NULL), i < 5 ? -FI_EINVAL : 0);
+		SAME(fi_rx_context(sep, 0, &rx, &ep, NULL), i < 5 ? -FI_EINVAL : 0);
+		if (i == 5)
+			OK(fi_close(&none->fid) | fi_close(&ep->fid));
+		SAME(fi_srx_context(d.domain, &rx, &ep, NULL), i < 5 ? -FI_EINVAL : 0);
+		if (i < 5)
+			continue;
+		flags = FI_RECV | FI_DELIVERY_COMPLETE;
+		SAME(fi_control(&ep->fid, FI_SETOPSFLAG, &flags), -FI_EINVAL);
+		flags = FI_RECV | FI_COMPLETION;
+		OK(fi_control(&ep->fid, FI_SETOPSFLAG, &flags));
+		OK(fi_close(&ep->fid));
+	}
+	OK(fi_endpoint(d.domain, d.info, &ep, NULL));
+	OK(fi_control(&ep->fid, FI_GETOPSFLAG, &before));
+	flags = FI_TRANSMIT | FI_COMMIT_COMPLETE;
+	SAME(fi_control(&ep->fid, FI_SETOPSFLAG, &flags), -FI_EINVAL);
+	SAME(fi_ep_alias(ep, &none, flags), -FI_EINVAL);
+	OK(fi_control(&ep->fid, FI_GETOPSFLAG, &after));
+	SAME(after, before);
+	OK(fi_close(&ep->fid));
+	OK(fi_close(&sep->fid));
+	OK(fi_close(&cq->fid));
+	close_domain(&d);
+}
+
 /* FI_OPT_MIN_MULTI_RECV of a receive context is its own; that of the endpoint is for those without one. */
 static void contexts_have_buffers_of_their_own_kind(void)
 {
@@ -1338,6 +1389,7 @@ static const struct {
 	{ "targets need no queue", targets_need_no_queue },
 	{ "one-sided operations have contexts", one_sided_operations_have_contexts },
 	{ "options are kept", options_are_kept },
+	{ "more than is offered is refused", more_than_is_offered_is_refused },
 	{ "contexts have buffers of their own kind", contexts_have_buffers_of_their_own_kind },
 };
 

@@ -11,7 +11,7 @@ use super::{atomic, cm, collective, msg, options, rma, tagged, transfer};
 use crate::ofi::domain::Domain;
 use crate::ofi::guard::{code, entry, making_entry};
 use crate::ofi::info::{
-    CONTEXT_SIZE, INJECT_SIZE, IOV_LIMIT, MSG_ORDER, RMA_IOV_LIMIT, RX_CAPS, TX_CAPS,
+    self, CONTEXT_SIZE, INJECT_SIZE, IOV_LIMIT, MSG_ORDER, RMA_IOV_LIMIT, RX_CAPS, TX_CAPS,
 };
 use crate::ofi::keys::{DomainKey, auth_key};
 use crate::ofi::lock::{Locked, ReadMostly};
@@ -276,6 +276,7 @@ unsafe fn set_flags(handle: &EndpointFid, arg: *const u64) -> Result<(), i32> {
     // SAFETY: the caller vouches.
     let flags = *unsafe { arg.as_ref() }.ok_or(FI_EINVAL)?;
     let value = flags & !(FI_TRANSMIT | FI_RECV);
+    info::offers_flags("FI_SETOPSFLAG", flags & FI_TRANSMIT != 0, value)?;
     match (flags & FI_TRANSMIT != 0, flags & FI_RECV != 0) {
         (true, false) => handle.tx_flags.store(value, Ordering::Relaxed),
         (false, true) => handle.rx_flags.store(value, Ordering::Relaxed),
@@ -295,6 +296,7 @@ unsafe fn open_alias(handle: &EndpointFid, arg: *mut fi_alias) -> Result<(), i32
         let flags = arg.flags & !(FI_TRANSMIT | FI_RECV);
         let mut tx = handle.tx_flags.load(Ordering::Relaxed);
         let mut rx = handle.rx_flags.load(Ordering::Relaxed);
+        info::offers_flags("fi_ep_alias", arg.flags & FI_TRANSMIT != 0, flags)?;
         match (arg.flags & FI_TRANSMIT != 0, arg.flags & FI_RECV != 0) {
             (true, false) => tx = flags,
             (false, true) => rx = flags,
@@ -356,15 +358,13 @@ unsafe extern "C" fn open_transmit(
         let (sep, attr) = unsafe { (endpoint(sep), attr.as_mut()) };
         let mut flags = sep.tx_flags.load(Ordering::Relaxed);
         if let Some(attr) = attr {
-            if attr.caps & !TX_CAPS & RX_CAPS != 0
-                || attr.inject_size > INJECT_SIZE
-                || attr.size > sep.shared.domain.config.endpoint.tx_max
-            {
-                log::warn(format_args!(
-                    "fi_tx_context refused: inject_size {}, size {}, offered at most {INJECT_SIZE}, {}",
-                    attr.inject_size, attr.size, sep.shared.domain.config.endpoint.tx_max
-                ));
+            if attr.caps & !TX_CAPS & RX_CAPS != 0 {
+                log::warn(format_args!("fi_tx_context refused: caps {:#x}", attr.caps));
                 return -FI_EINVAL;
+            }
+            let config = &sep.shared.domain.config;
+            if let Err(error) = info::offers_transmit("fi_tx_context", attr, config) {
+                return -error;
             }
             flags = attr.op_flags;
             attr.caps = sep.shared.caps & TX_CAPS;
@@ -390,12 +390,9 @@ unsafe extern "C" fn open_receive(
         let (sep, attr) = unsafe { (endpoint(sep), attr.as_mut()) };
         let mut flags = sep.rx_flags.load(Ordering::Relaxed);
         if let Some(attr) = attr {
-            if attr.size > sep.shared.domain.config.endpoint.rx_max {
-                log::warn(format_args!(
-                    "fi_rx_context refused: size {}, offered at most {}",
-                    attr.size, sep.shared.domain.config.endpoint.rx_max
-                ));
-                return -FI_EINVAL;
+            let config = &sep.shared.domain.config;
+            if let Err(error) = info::offers_receive("fi_rx_context", attr, config) {
+                return -error;
             }
             flags = attr.op_flags;
             attr.caps = sep.shared.caps & RX_CAPS;

@@ -14,12 +14,12 @@ use super::{cm, options, rma};
 use crate::memory::{Buffers, SegmentList};
 use crate::ofi::domain::{Domain, Hmem};
 use crate::ofi::guard::{code, entries, entry};
+use crate::ofi::info;
 use crate::ofi::lock::{Guard, Locked};
 use crate::ofi::own::{Object, close as close_object};
 use crate::ofi::progress::{By, Progress, progress_for_others};
 use crate::ofi::table::{SLACK, Slack, Table, stubs};
 use crate::protocol::{ANY_SOURCE, PeekAction, ReceiveOp, Receives, Report};
-use crate::telemetry::log;
 use libc::iovec;
 use libfabric_sys::{
     FI_ADDR_UNSPEC, FI_AUTH_KEY, FI_CLAIM, FI_CLASS_SRX_CTX, FI_CLASS_STX_CTX, FI_COMPLETION,
@@ -159,7 +159,7 @@ pub(in crate::ofi) unsafe fn open_transmit(
     Ok(())
 }
 
-/// `fi_srx_context`. Errors: EINVAL, also for a size that is not offered.
+/// `fi_srx_context`. Errors: EINVAL, also for attributes that are not offered.
 ///
 /// # Safety
 /// As libfabric calls `fi_srx_context`.
@@ -171,14 +171,12 @@ pub(in crate::ofi) unsafe fn open_receive(
 ) -> Result<(), i32> {
     // SAFETY: the application's attributes, if any.
     let attr = unsafe { attr.as_ref() };
-    let (caps, flags, size) = attr.map_or((0, 0, 0), |attr| (attr.caps, attr.op_flags, attr.size));
+    let (caps, flags) = attr.map_or((0, 0), |attr| (attr.caps, attr.op_flags));
     if out.is_null() {
         return Err(FI_EINVAL);
     }
-    if size > domain.config.endpoint.rx_max {
-        let most = domain.config.endpoint.rx_max;
-        log::warn(format_args!("fi_srx_context refused: size {size}, offered at most {most}"));
-        return Err(FI_EINVAL);
+    if let Some(attr) = attr {
+        info::offers_receive("fi_srx_context", attr, &domain.config)?;
     }
     let shared = Arc::new(SharedReceive {
         domain: domain.clone(),
@@ -486,8 +484,11 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
                 0
             }
             (FI_SETOPSFLAG, Some(flags)) => {
-                handle.flags.store(*flags & !FI_RECV, Ordering::Relaxed);
-                0
+                let flags = *flags & !FI_RECV;
+                code(
+                    info::offers_flags("FI_SETOPSFLAG", false, flags)
+                        .map(|()| handle.flags.store(flags, Ordering::Relaxed)),
+                )
             }
             _ => -FI_ENOSYS,
         }

@@ -169,6 +169,34 @@ fn context_caps(
     Ok(caps)
 }
 
+/// Default flags of operations.
+pub(super) fn check_flags(transmits: bool, flags: u64) -> Result<(), Refusal> {
+    match transmits {
+        true => subset("tx_attr->op_flags", flags, TX_OP_FLAGS, names::OP_FLAGS),
+        false => subset("rx_attr->op_flags", flags, RX_OP_FLAGS, names::OP_FLAGS),
+    }
+}
+
+/// What every transmit context offers, whatever its capabilities are.
+pub(super) fn check_transmit(wanted: &fi_tx_attr, config: &Config) -> Result<(), Refusal> {
+    check_flags(true, wanted.op_flags)?;
+    subset("tx_attr->msg_order", wanted.msg_order, MSG_ORDER, names::ORDER)?;
+    subset("tx_attr->comp_order", wanted.comp_order, 0, names::ORDER)?;
+    at_most("tx_attr->inject_size", wanted.inject_size, INJECT_SIZE)?;
+    at_most("tx_attr->size", wanted.size, config.endpoint.tx_max)?;
+    at_most("tx_attr->iov_limit", wanted.iov_limit, IOV_LIMIT)?;
+    at_most("tx_attr->rma_iov_limit", wanted.rma_iov_limit, RMA_IOV_LIMIT)
+}
+
+/// The same for receive contexts.
+pub(super) fn check_receive(wanted: &fi_rx_attr, config: &Config) -> Result<(), Refusal> {
+    check_flags(false, wanted.op_flags)?;
+    subset("rx_attr->msg_order", wanted.msg_order, MSG_ORDER, names::ORDER)?;
+    subset("rx_attr->comp_order", wanted.comp_order, 0, names::ORDER)?;
+    at_most("rx_attr->size", wanted.size, config.endpoint.rx_max)?;
+    at_most("rx_attr->iov_limit", wanted.iov_limit, IOV_LIMIT)
+}
+
 fn transmit(caps: u64, hints: &fi_tx_attr, config: &Config) -> Result<fi_tx_attr, Refusal> {
     let caps = context_caps(
         "tx_attr->caps",
@@ -179,13 +207,7 @@ fn transmit(caps: u64, hints: &fi_tx_attr, config: &Config) -> Result<fi_tx_attr
         FI_READ | FI_WRITE,
         FI_FENCE | FI_NAMED_RX_CTX,
     )?;
-    subset("tx_attr->op_flags", hints.op_flags, TX_OP_FLAGS, names::OP_FLAGS)?;
-    subset("tx_attr->msg_order", hints.msg_order, MSG_ORDER, names::ORDER)?;
-    subset("tx_attr->comp_order", hints.comp_order, 0, names::ORDER)?;
-    at_most("tx_attr->inject_size", hints.inject_size, INJECT_SIZE)?;
-    at_most("tx_attr->size", hints.size, config.endpoint.tx_max)?;
-    at_most("tx_attr->iov_limit", hints.iov_limit, IOV_LIMIT)?;
-    at_most("tx_attr->rma_iov_limit", hints.rma_iov_limit, RMA_IOV_LIMIT)?;
+    check_transmit(hints, config)?;
     Ok(fi_tx_attr {
         caps,
         mode: 0,
@@ -211,11 +233,7 @@ fn receive(caps: u64, hints: &fi_rx_attr, config: &Config) -> Result<fi_rx_attr,
         FI_REMOTE_READ | FI_REMOTE_WRITE,
         extra,
     )?;
-    subset("rx_attr->op_flags", hints.op_flags, RX_OP_FLAGS, names::OP_FLAGS)?;
-    subset("rx_attr->msg_order", hints.msg_order, MSG_ORDER, names::ORDER)?;
-    subset("rx_attr->comp_order", hints.comp_order, 0, names::ORDER)?;
-    at_most("rx_attr->size", hints.size, config.endpoint.rx_max)?;
-    at_most("rx_attr->iov_limit", hints.iov_limit, IOV_LIMIT)?;
+    check_receive(hints, config)?;
     Ok(fi_rx_attr {
         caps,
         mode: 0,
