@@ -95,7 +95,10 @@ impl Reader<'_> {
     /// A size, bytes in `range`.
     pub(crate) fn bytes(&self, name: &str, range: RangeInclusive<u64>) -> Option<usize> {
         let (least, most) = (range.start(), range.end());
-        let wanted = format!("a size from {least} to {most} bytes, such as 4096, 64K, 16M or 1G");
+        let examples = ["4096", "16K", "64K", "16M", "1G"];
+        let examples = examples.into_iter().filter(|text| bytes(text).is_some_and(|n| n <= *most));
+        let examples = examples.collect::<Vec<_>>().join(", ");
+        let wanted = format!("a size from {least} to {most} bytes, such as {examples}");
         let bytes = |text: &str| bytes(text).filter(|value| range.contains(value));
         self.parsed(name, &wanted, bytes).map(|value| value as usize)
     }
@@ -199,6 +202,19 @@ mod tests {
         for bad in ["", "K", "-1", "1.5K", "64X", "64K4", "0x10", "99999999999G"] {
             assert_eq!(bytes(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn an_example_of_a_size_is_a_valid_one() {
+        let complaint = std::cell::RefCell::new(String::new());
+        let reader = Reader {
+            lookup: &|_| Some("64K".to_owned()),
+            of_libfabric: &|_| None,
+            complain: &|_, _, wanted| complaint.replace(wanted.to_owned()).clear(),
+        };
+        assert_eq!(reader.bytes("EAGER_MAX", 0..=16384), None);
+        let wanted = "a size from 0 to 16384 bytes, such as 4096, 16K";
+        assert_eq!(*complaint.borrow(), wanted);
     }
 
     #[test]

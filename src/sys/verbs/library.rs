@@ -27,6 +27,15 @@ pub(crate) fn present() -> bool {
     std::fs::read_dir(class()).is_ok_and(|mut entries| entries.next().is_some())
 }
 
+/// The names of all RDMA devices.
+pub(crate) fn names() -> Vec<String> {
+    let entries = std::fs::read_dir(class()).into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
 /// True if an RDMA device is called `name`.
 pub(crate) fn shows(name: &str) -> bool {
     let plain = !name.is_empty() && !name.starts_with('.') && !name.contains('/');

@@ -28,7 +28,7 @@ mod ud;
 pub(crate) use device::{DeviceList, OpenDevice};
 pub(crate) use events::{About, DeviceEvent};
 pub(crate) use fork::{copies_at_fork, fork_hazard};
-pub(crate) use library::{present, shows};
+pub(crate) use library::{names, present, shows};
 pub(crate) use marks::{Marks, flow_label};
 pub(in crate::sys) use memory::Mapping;
 pub(crate) use mr::{Permission, Registrar, Registration, prefers_any_order};

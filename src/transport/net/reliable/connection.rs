@@ -301,8 +301,8 @@ impl Connection {
             node: log::number_of(peer.0.ip()),
             "{peer} has not answered {me} for {} s. Likely causes: a firewall keeps UDP from passing between these two \
              ports (FI_UDRV_PORTS limits them to a range); one of the addresses is of an interface that does not lead to \
-             the other host (FI_UDRV_IFACE chooses another); the peer's process has ended, is stopped, or has another \
-             job key. It is asked for {timeout_s} s in all (FI_UDRV_PEER_TIMEOUT)",
+             the other host (FI_UDRV_IFACE chooses another); the peer's process has ended, is stopped, has FI_UDRV_NET=0, \
+             or has another job key. It is asked for {timeout_s} s in all (FI_UDRV_PEER_TIMEOUT)",
             FIRST_ANSWER_NS / 1_000_000_000
         );
     }

@@ -35,7 +35,7 @@ use crate::sys::per_process::PerProcess;
 use crate::sys::topology::numa_distance;
 use crate::sys::verbs::{
     AhSettings, DeviceList, GidKind, IpVersion, LinkLayer, Marks, OpenDevice, Port, UdPort,
-    UdSettings, flow_label, present,
+    UdSettings, flow_label, names, present,
 };
 use crate::sys::{Errno, clock, process};
 use crate::telemetry::log;
@@ -286,7 +286,12 @@ fn first_that_works(
 fn report_unused(settings: &RdmaSettings, me: &Address) {
     if let Some(nics) = missed(settings, me) {
         log::limited!(
-            "FI_UDRV_NIC={nics}: none of them is used at {me}, and messages to other nodes go over UDP; FI_UDRV_LOG=info says why"
+            node: log::number_of(&nics),
+            "FI_UDRV_NIC={nics}: none of them is used at {me}, and messages to other nodes go over UDP; {}",
+            match names().join(", ").as_str() {
+                "" => "this node has no RDMA device".to_owned(),
+                there => format!("this node has {there}; FI_UDRV_LOG=info says why"),
+            }
         );
     }
 }
