@@ -52,7 +52,7 @@ impl Gpus {
         Cuda::get()?;
         if !wanted {
             log::info(format_args!(
-                "{name} does not access memory of GPUs, which is copied through the host: FI_UDRV_CUDA_RDMA, FI_HMEM_DISABLE_P2P or FI_OPT_FI_HMEM_P2P says so"
+                "{name} does not access memory of GPUs, which is copied through the host: that needs FI_UDRV_CUDA_RDMA=1, and neither FI_HMEM_DISABLE_P2P nor FI_OPT_FI_HMEM_P2P against it"
             ));
             return None;
         }
