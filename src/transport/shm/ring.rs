@@ -416,7 +416,7 @@ impl<M: Storage> Producer<M> {
             self.slots_end = self.tail.wrapping_add(left);
             return RESTART;
         }
-        for index in self.laps.go_on(slots) {
+        for index in self.laps.go_on(self.tail, slots) {
             // What was written there long ago must not be taken for the message to come.
             // SAFETY: `index < slots`, so the slot lies inside the segment; all messages in it were consumed.
             unsafe {
@@ -434,6 +434,7 @@ impl<M: Storage> Producer<M> {
 
     /// How many payloads of `len` bytes can be pushed now, at most `most`.
     pub(super) fn room_for(&mut self, len: u32, most: u32) -> u32 {
+        debug_assert!(most > 1, "a single slot may be there only because a lap ends with it");
         if len as usize > self.payload_max || self.has_no_room() {
             return 0;
         }
@@ -855,7 +856,8 @@ impl<M: Storage> Consumer<M> {
         if restart || self.at == self.geometry.slots {
             self.at = 0;
         }
-        if kind == BULK || next.wrapping_sub(self.published) >= quarter {
+        // Behind the end of a lap the sender has the room of a longer one.
+        if kind == BULK || restart || next.wrapping_sub(self.published) >= quarter {
             self.publish();
         }
         if kind == INLINE {
@@ -932,7 +934,7 @@ impl<M: Storage> Consumer<M> {
         }
     }
 
-    /// The same once the producer does not know of [`LATE`] slots: its counter is another cache line.
+    /// The same once the producer does not know of some slots: its counter is another cache line.
     #[inline]
     pub(super) fn announce_some(&mut self) {
         if self.head.wrapping_sub(self.published) >= self.late {
@@ -1054,6 +1056,7 @@ mod tests {
     fn begin_at(tx: &mut Producer, rx: &mut Consumer, number: u32) {
         (tx.tail, tx.consumed) = (number, number);
         tx.slots_end = number.wrapping_add(tx.geometry.slots);
+        tx.laps = Laps::after(number, tx.geometry.slots);
         (rx.head, rx.published) = (number, number);
         word(&rx.memory, CONSUMED).store(number, Ordering::Release);
     }
@@ -1092,13 +1095,28 @@ mod tests {
         pass(&mut tx, &mut rx, 64);
         let before = 32_u32.wrapping_neg();
         begin_at(&mut tx, &mut rx, before);
-        tx.laps.promised = before;
+        (tx.laps.at, rx.at) = (0, 0);
         tx.laps.begin(64, before, 64);
         (0..32).for_each(|_| pass(&mut tx, &mut rx, 1));
         assert_eq!((tx.tail, tx.laps.at), (0, 0), "a short lap has ended");
         pass(&mut tx, &mut rx, 40);
         assert_eq!(tx.laps.at, 40, "a long one has begun");
         pass(&mut tx, &mut rx, 10);
+    }
+
+    #[test]
+    fn a_slot_that_was_never_used_has_no_message() {
+        // The number of the message behind these is 0, modulo 2^32, as that in a slot of a new segment.
+        for count in [3, 32, 35, 62, 63] {
+            let (mut tx, mut rx) = pair(Geometry { slots: 64, bulk: 4096, places: 0 });
+            begin_at(&mut tx, &mut rx, u32::MAX - count);
+            for _ in 0..2 {
+                (0..count).for_each(|_| assert!(tx.push_short(b"h", 8, fill(0)).is_ok()));
+                (0..count).for_each(|_| assert!(matches!(rx.pop(|_, _| ()), Popped::Message)));
+                assert!(matches!(rx.pop(|_, _| ()), Popped::Empty), "{count}");
+                rx.announce();
+            }
+        }
     }
 
     #[test]

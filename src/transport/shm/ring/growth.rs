@@ -241,6 +241,24 @@ mod tests {
     }
 
     #[test]
+    fn a_busy_link_has_all_slots_after_a_short_lap() {
+        let mut link = link(4 << 20);
+        let mut calm = 0;
+        while calm < 40 || link.tx.laps.at != SLOTS_STEP - 1 {
+            assert!(link.push(8, 0) && link.pop().is_some() && link.pop().is_none());
+            calm += 1;
+        }
+        let (mut unread, mut most) = (0, 0);
+        for _ in 0..50 {
+            unread += (0..300).take_while(|_| link.push(8, 0)).count();
+            most = most.max(unread);
+            (0..16).for_each(|_| assert!(link.pop().is_some()));
+            unread -= 16;
+        }
+        assert!(most > 200, "{most}");
+    }
+
+    #[test]
     fn a_link_begins_frugal_grows_and_shrinks() {
         let mut link = link(4 << 20);
         assert_eq!(link.bytes(), FIRST);

@@ -22,6 +22,8 @@ pub(super) struct Laps {
     /// Index of the next slot.
     pub(super) at: u32,
     /// Index of the slot behind which the lap may end.
+    end: u32,
+    /// Index of the next slot that [`super::Producer::end_lap`] looks at: `end`, or that of message 2^32 - 2.
     pub(super) last: u32,
     /// Messages published before this lap, modulo 2^32.
     began: u32,
@@ -37,8 +39,25 @@ pub(super) struct Laps {
 
 impl Laps {
     pub(super) fn new(slots: u32) -> Self {
-        let last = shortest(slots) - 1;
-        Self { at: 0, last, began: 0, before: slots, used: 0, promised: 0, allowed: false }
+        let end = shortest(slots) - 1;
+        Self {
+            at: 0,
+            end,
+            last: end,
+            began: 0,
+            before: slots,
+            used: 0,
+            promised: 0,
+            allowed: false,
+        }
+    }
+
+    /// As after so many messages, in memory that was never used.
+    #[cfg(test)]
+    pub(super) fn after(tail: u32, slots: u32) -> Self {
+        let mut laps = Self { began: tail, promised: tail, allowed: true, ..Self::new(slots) };
+        laps.look_out(tail);
+        laps
     }
 
     /// Most messages that may be in flight. While the lap before is not consumed, its slots become free one by one; then
@@ -51,9 +70,9 @@ impl Laps {
     /// Whether the lap ends with the slot of message `tail`, the next one: the receiver has consumed most of the lap.
     pub(super) fn ends(&self, tail: u32, consumed: u32) -> bool {
         self.allowed
-            && self.at == self.last
+            && self.at == self.end
             && !self.is_promised(tail)
-            && tail.wrapping_sub(consumed) <= (self.last + 1) / 8
+            && tail.wrapping_sub(consumed) <= (self.end + 1) / 8
     }
 
     fn is_promised(&self, tail: u32) -> bool {
@@ -63,7 +82,8 @@ impl Laps {
     /// Message `tail` is in slot 0. The lap that ends had `lap` slots.
     pub(super) fn begin(&mut self, lap: u32, tail: u32, slots: u32) {
         self.used = self.used.max(lap);
-        (self.at, self.last) = (0, shortest(slots) - 1);
+        (self.at, self.end) = (0, shortest(slots) - 1);
+        self.look_out(tail);
         (self.before, self.began) = (lap, tail);
         if !self.is_promised(tail) {
             // Otherwise it would lie ahead again after 2^31 messages.
@@ -71,12 +91,27 @@ impl Laps {
         }
     }
 
-    /// The lap goes on. Returns the slots before its next possible end that were used before, but not in the last lap.
-    pub(super) fn go_on(&mut self, slots: u32) -> std::ops::Range<u32> {
-        let lap = self.at + 1;
-        let end = (2 * lap).min(slots);
-        self.used = self.used.max(lap);
-        (self.at, self.last) = (lap, end - 1);
-        lap.max(self.before)..end.min(self.used)
+    /// The lap goes on behind the slot of message `tail`. Returns the slots before its next possible end of which the receiver
+    /// might take what they have for a message: those that were used before, but not in the last lap, and at the last number of
+    /// all one that was never used, and has 0.
+    pub(super) fn go_on(&mut self, tail: u32, slots: u32) -> std::ops::Range<u32> {
+        let next = self.at + 1;
+        self.at = next;
+        let zero =
+            if tail.wrapping_add(2) == 0 && next >= self.used { next..next + 1 } else { 0..0 };
+        if next <= self.end {
+            self.look_out(tail.wrapping_add(1));
+            return zero;
+        }
+        self.used = self.used.max(next);
+        self.end = (2 * next).min(slots) - 1;
+        self.look_out(tail.wrapping_add(1));
+        let stale = next.max(self.before)..(self.end + 1).min(self.used);
+        if stale.is_empty() { zero } else { stale }
+    }
+
+    /// Message `tail` is in the next slot: finds the slot to be looked at.
+    fn look_out(&mut self, tail: u32) {
+        self.last = (u32::MAX - 1).wrapping_sub(tail).saturating_add(self.at).min(self.end);
     }
 }
