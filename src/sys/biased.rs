@@ -155,8 +155,10 @@ impl Biased {
         if self.reasons.fetch_or(VISITED, Ordering::AcqRel) & NEEDED == 0 {
             order::heavy_or_pause();
             // An owner that enters from now on waits for the mutex, so this ends with the call that the owner is in.
+            let mut looks = 0;
             while self.inside.load(Ordering::Acquire) {
-                order::yield_now();
+                order::wait_a_little(looks);
+                looks += 1;
             }
         }
         entry

@@ -50,7 +50,9 @@ mod imp {
         true
     }
 
-    pub(crate) use loom::thread::yield_now;
+    pub(crate) fn wait_a_little(_: u32) {
+        loom::thread::yield_now();
+    }
 }
 
 #[cfg(not(all(loom, test)))]
@@ -80,7 +82,14 @@ mod imp {
         crate::sys::process::barrier_for_all()
     }
 
-    pub(crate) use crate::sys::process::yield_now;
+    /// Lets others run, after so many looks: by a short sleep in the end, because a thread of a real-time class would keep
+    /// its processor from the one that it waits for.
+    pub(crate) fn wait_a_little(looks: u32) {
+        match looks {
+            0..100 => crate::sys::process::yield_now(),
+            _ => std::thread::sleep(std::time::Duration::from_micros(50)),
+        }
+    }
 }
 
 pub(crate) use imp::*;
