@@ -29,6 +29,9 @@ const LONG_TRIES: u8 = 3;
 /// Timeouts in a row after which an answer suggests that something may be wrong with the path.
 const ATTEMPTS: u8 = 3;
 
+/// No packet is blocked: none has this number.
+const NOT_BLOCKED: (u64, u64) = (u64::MAX, 0);
+
 /// The stages of finding out whether the path has become narrower.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Question {
@@ -71,7 +74,7 @@ pub(crate) struct Path {
     fragments: bool,
     /// This packet does not pass as fragments either: its number, and since when, by the clock `Shared::patience`,
     /// nanoseconds.
-    blocked: Option<(u64, u64)>,
+    blocked: (u64, u64),
 }
 
 /// The oldest packet of a connection that is not acknowledged.
@@ -96,7 +99,7 @@ impl Path {
             question: Question::None,
             cut: false,
             fragments: false,
-            blocked: None,
+            blocked: NOT_BLOCKED,
         }
     }
 
@@ -253,8 +256,8 @@ impl Path {
 
     /// For how long the peer has answered although packet `base` does not pass as fragments either, nanoseconds.
     pub(super) fn blocked_for(&self, base: u64, patience: u64) -> u64 {
-        let since = self.blocked.filter(|(blocked, _)| *blocked == base).map(|(_, since)| since);
-        since.map_or(0, |since| patience.saturating_sub(since))
+        let (blocked, since) = self.blocked;
+        if blocked == base { patience.saturating_sub(since) } else { 0 }
     }
 
     /// The peer answers an INIT of `len` bytes, at `patience`, while packets are unacknowledged, after `attempts`
@@ -274,8 +277,8 @@ impl Path {
                 if base == front.base && !long && suspect && self.fragments =>
             {
                 self.question = Question::None;
-                if self.blocked.is_none_or(|(blocked, _)| blocked != base) {
-                    self.blocked = Some((base, patience));
+                if self.blocked.0 != base {
+                    self.blocked = (base, patience);
                 }
             }
             Question::Short { base } if base == front.base && !long && suspect => {
@@ -285,7 +288,7 @@ impl Path {
                 *self = Self { limit, direct_limit, cut: true, fragments: true, ..known };
             }
             Question::Long { .. } if long => {
-                (self.question, self.blocked) = (Question::None, None);
+                (self.question, self.blocked) = (Question::None, NOT_BLOCKED);
             }
             Question::Long { .. } => {}
             Question::None if attempts >= ATTEMPTS && suspect => {
