@@ -3,6 +3,7 @@
 /// The processor fetches the cache line at `place` for reading. Any address will do.
 #[inline(always)]
 pub(crate) fn fetch<T>(place: *const T) {
+    let _ = place; // where neither of these is known
     #[cfg(target_arch = "x86_64")]
     // SAFETY: no access: an address that is not mapped is ignored.
     unsafe {
@@ -18,6 +19,7 @@ pub(crate) fn fetch<T>(place: *const T) {
 /// As [`fetch`], for writing.
 #[inline(always)]
 pub(crate) fn fetch_to_write<T>(place: *const T) {
+    let _ = place; // where neither of these is known
     #[cfg(target_arch = "x86_64")]
     // SAFETY: no access: an address that is not mapped is ignored, and so is the instruction by processors without it.
     unsafe {

@@ -264,8 +264,8 @@ impl Shm {
         ended.add(&link.consumer);
         // The rest of a corrupt ring is unreadable.
         if error != Some(Errno(libc::EPROTO)) {
-            let who = format_args!("peer {}", link.peer.0);
-            ended.read_rest(link.peer, &who, &mut link.consumer, handler);
+            let (peer, consumer) = (link.peer, &mut link.consumer);
+            ended.read_rest(peer, &format_args!("peer {}", peer.0), consumer, handler);
         }
         if self.is_owner() {
             link.consumer.abandon();
