@@ -2,21 +2,19 @@
 #![allow(unsafe_code)]
 
 use super::link::{Device, Event, Kept, Local, QueuePair, Region};
-use super::probes::Probes;
 use super::{Rc, STUCK_NS, WINDOWS};
 use crate::memory::SegmentList;
 use crate::memory::cache::{Access, Lease, Refusal, Vigil};
 use crate::sys::Errno;
 use crate::sys::cuda::{Cuda, Flush};
 use crate::sys::verbs::{
-    OpenDevice, Permission, RcAddress, RcEvent, RcPort, RcQp, RcRequest, RcSettings, Registrar,
-    Registration, prefers_any_order,
+    Permission, RcAddress, RcEvent, RcPort, RcQp, RcRequest, RcSettings, Registrar, Registration,
+    prefers_any_order,
 };
 use crate::telemetry::log;
 use crate::transport::net::agreement::message::End;
 use crate::transport::net::bulk::Bulk;
 use crate::transport::net::bulk::key::Key;
-use crate::transport::net::network::Network;
 use crate::transport::net::verbs::config::{RdmaSettings, ReadPolicy};
 use crate::transport::net::verbs::gpu::{self, Gpus};
 use crate::transport::net::verbs::introduction::Place;
@@ -67,11 +65,7 @@ pub(crate) fn open(spot: &Spot, settings: &RdmaSettings) -> Result<Option<Box<dy
         let memory = registrar::memory(&port, &cache, (offers.0, any_order))?;
         let registrar = port.registrar().in_any_order(any_order);
         let gpus = Gpus::new(registrar, device.name(), (wants_gpus, offers.0));
-        // A device without datagrams has not shown which peers it reaches.
-        let unshown = place.number == 0 && place.network == Network::Roce;
-        let scratch = RcSettings { receives: 1, sends: 1, connections: 1, ..*port.settings() };
-        let probes = unshown.then(|| Probes::start(move |to| probe(&device, scratch, to)).ok());
-        Ok(Port { port, memory, gpus, place, offers, probes: probes.flatten() })
+        Ok(Port { port, memory, gpus, place, offers })
     });
     Ok(Some(Box::new(Rc::new(opener, limit, stuck_ns(timeout))?)))
 }
@@ -119,19 +113,6 @@ struct Port {
     place: Place,
     /// Whether receivers on this host, and elsewhere, may read parts of messages (GET rendezvous).
     offers: (bool, bool),
-    /// `None`: what can be connected to is known by datagrams.
-    probes: Option<Probes>,
-}
-
-/// Whether the network answers for the port of `to`, which may take a second. True also where another failure is in the
-/// way: the connection itself will say which.
-fn probe(device: &OpenDevice, settings: RcSettings, to: &End) -> bool {
-    let connected = RcPort::open(device, settings).and_then(|mut port| {
-        let mut qp: RcQp<Kept<Held>> = port.connection()?;
-        QueuePair::connect(&mut qp, to, 0)
-    });
-    let silent = [libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::ENETUNREACH];
-    connected.err().is_none_or(|errno| !silent.contains(&errno.0))
 }
 
 /// Registered memory, for a request or a remote buffer.
@@ -303,16 +284,9 @@ impl Device for Port {
         End { number: qp.number(), psn, mtu, network, lid, gid, serves }
     }
 
-    fn reaches(&mut self, end: &End, now: u64) -> bool {
+    fn reaches(&self, end: &End) -> bool {
         let Place { network, gid, .. } = &self.place;
-        let refused = |probes: &mut Probes| probes.reaches(end, now) == Some(false);
-        network.reaches(gid, end.network, &end.gid) && !self.probes.as_mut().is_some_and(refused)
-    }
-
-    fn is_settled(&mut self, end: &End, now: u64) -> bool {
-        let Place { network, gid, .. } = &self.place;
-        let known = |probes: &mut Probes| probes.reaches(end, now).is_some();
-        !network.reaches(gid, end.network, &end.gid) || self.probes.as_mut().is_none_or(known)
+        network.reaches(gid, end.network, &end.gid)
     }
 
     fn register(&self, part: &SegmentList, write: bool) -> Result<Self::Region, Errno> {

@@ -109,10 +109,7 @@ pub(super) trait Device: Send {
     /// The description of `qp` for a peer; its first packet has the number `psn`.
     fn end(&self, qp: &Self::Qp, psn: u32) -> End;
     /// Whether `end` can be reached from here at all.
-    fn reaches(&mut self, end: &End, now: u64) -> bool;
-    /// Whether a queue pair connects to `end`, or is refused, without waiting for an answer of the network. False: that is
-    /// being found out.
-    fn is_settled(&mut self, end: &End, now: u64) -> bool;
+    fn reaches(&self, end: &End) -> bool;
     /// Registers the one segment of `part`; `write`: for a peer to write it, else for this side's writes to read it.
     /// Errors: it cannot be.
     fn register(&self, part: &SegmentList, write: bool) -> Result<Self::Region, Errno>;

@@ -10,7 +10,6 @@ mod device;
 mod exposed;
 mod exposing;
 mod link;
-mod probes;
 mod staging;
 #[cfg(test)]
 mod tests;
@@ -93,8 +92,6 @@ struct Rc<D: Device> {
     limit: usize,
     /// See [`STUCK_NS`]; more where devices try for longer.
     stuck_ns: u64,
-    /// Requests and replies of peers whose ports are being asked for (see `probes`).
-    held: NumberMap<PeerId, Message>,
     /// Connections with requests that wait to be posted, and maybe others.
     waiting: Vec<PeerId>,
     /// Writes in flight on all connections, and when to check whether one is stuck, nanoseconds.
@@ -130,7 +127,6 @@ impl<D: Device> Rc<D> {
             owners: NumberMap::default(),
             limit,
             stuck_ns,
-            held: NumberMap::default(),
             waiting: Vec::new(),
             writes: 0,
             look_at: 0,
@@ -385,7 +381,7 @@ impl<D: Device> Side for Rc<D> {
         now: u64,
     ) -> Result<(Self::Link, End), Errno> {
         if let Some(to) = to {
-            if !self.device(now)?.reaches(to, now) {
+            if !self.device(now)?.reaches(to) {
                 return Err(Errno(libc::EHOSTUNREACH));
             }
             if !self.has_place(now) {
@@ -405,7 +401,7 @@ impl<D: Device> Side for Rc<D> {
         let Some(Connection { link, .. }) = connections.get_mut(peer) else { return Ok(true) };
         link.used = now;
         let Some(to) = to else { return Ok(true) };
-        if !device.as_mut().is_some_and(|device| device.reaches(to, now)) {
+        if !device.as_ref().is_some_and(|device| device.reaches(to)) {
             return Err(Errno(libc::EHOSTUNREACH));
         }
         link.qp.connect(to, link.psn).map(|()| true)
@@ -454,37 +450,6 @@ impl<D: Device> Side for Rc<D> {
 }
 
 impl<D: Device> Rc<D> {
-    /// Whether the message waits until its sender's port is known. An OVER waits for nothing, and what it ends neither.
-    fn holds(&mut self, peer: PeerId, message: &Message, now: u64) -> bool {
-        let (Message::Ask(_, end) | Message::Ready(_, end)) = message else {
-            let over = |held: &Message| match (held, message) {
-                (Message::Ask(id, _) | Message::Ready(id, _), Message::Over { connection, .. }) => {
-                    id == connection
-                }
-                _ => false,
-            };
-            if self.held.get(&peer).is_some_and(over) {
-                self.held.remove(&peer);
-            }
-            return false;
-        };
-        let waits = self.device(now).is_ok_and(|device| !device.is_settled(end, now));
-        if waits {
-            self.held.insert(peer, *message);
-        }
-        waits
-    }
-
-    /// Goes on with messages that need not wait any more.
-    #[cold]
-    fn take_held(&mut self, now: u64, sink: &mut dyn BulkSink) {
-        for (peer, message) in std::mem::take(&mut self.held) {
-            if !self.holds(peer, &message, now) {
-                self.on_message(peer, &message, now, &mut |peer| sink.on_lost(peer));
-            }
-        }
-    }
-
     /// Ends an idle connection, if there is one: the one that was unused for longest, if possible of a peer that cannot
     /// be using it at this moment.
     #[cold]
@@ -711,9 +676,6 @@ impl<D: Device> Bulk for Rc<D> {
             return;
         };
         self.settle(now, sink);
-        if self.holds(peer, &message, now) {
-            return;
-        }
         self.on_message(peer, &message, now, &mut |peer| sink.on_lost(peer));
     }
 
@@ -738,16 +700,12 @@ impl<D: Device> Bulk for Rc<D> {
         self.writes > 0
             || self.lent.len() > 0
             || self.connections.has_news()
-            || !self.held.is_empty()
             || self.armed
             || self.device.as_ref().is_some_and(|device| self.exposed.has_changed(device))
     }
 
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize {
         self.armed = false;
-        if !self.held.is_empty() {
-            self.take_held(now, sink);
-        }
         if !self.waiting.is_empty() {
             self.post_waiting(false); // requests for which there was no room
         }
@@ -785,7 +743,6 @@ impl<D: Device> Bulk for Rc<D> {
             self.stop_doomed(now, sink);
         }
         self.erase(peer);
-        self.held.remove(&peer);
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -793,7 +750,7 @@ impl<D: Device> Bulk for Rc<D> {
     }
 
     fn sleep(&mut self) -> bool {
-        if self.connections.has_news() || !self.held.is_empty() {
+        if self.connections.has_news() {
             return false;
         }
         let Some(device) = &mut self.device else { return true };
@@ -808,7 +765,6 @@ impl<D: Device> Bulk for Rc<D> {
     fn rearm(&mut self) -> bool {
         let idle = self.writes == 0 && self.lent.len() == 0;
         !self.connections.has_news()
-            && self.held.is_empty()
             && (idle || self.device.as_mut().is_none_or(|device| device.rearm()))
     }
 

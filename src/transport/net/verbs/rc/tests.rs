@@ -55,8 +55,6 @@ struct Fabric {
     offers: bool,
     /// A request has one segment.
     few: bool,
-    /// The network has not told of any port yet.
-    unknown: bool,
     /// The network carries a write for as long as its target exists: just before that ends, all of them arrive.
     prompt: bool,
 }
@@ -260,11 +258,8 @@ impl Device for FakeDevice {
             serves: 0,
         }
     }
-    fn reaches(&mut self, end: &End, _: u64) -> bool {
+    fn reaches(&self, end: &End) -> bool {
         end.network == Network::Roce
-    }
-    fn is_settled(&mut self, _: &End, _: u64) -> bool {
-        !self.fabric.lock().unwrap().unknown
     }
     fn register(&self, part: &SegmentList, _: bool) -> Result<FakeRegion, Errno> {
         let mut fabric = self.fabric.lock().unwrap();
@@ -569,47 +564,6 @@ fn a_message_of_more_segments_than_a_request_has_ends_nothing() {
     assert_eq!(refused, Err(UNREGISTERED));
     world.settle();
     assert_eq!((world.nodes[0].lost, world.prepare(1, 0)), (0, Prepared::Ready));
-}
-
-#[test]
-fn a_connection_waits_until_the_port_of_the_peer_is_known() {
-    let mut world = World::new(2, 4);
-    world.fabric.lock().unwrap().unknown = true;
-    world.prepare(0, 1);
-    world.settle();
-    let sleeps = |world: &mut World| {
-        let bulk = &mut world.nodes[1].bulk;
-        (bulk.has_work(), bulk.sleep())
-    };
-    assert_eq!((world.prepare(0, 1), sleeps(&mut world)), (Prepared::Later, (true, false)));
-    world.fabric.lock().unwrap().unknown = false;
-    world.poll(1);
-    world.fabric.lock().unwrap().unknown = true;
-    world.settle();
-    assert_eq!(world.prepare(0, 1), Prepared::Later, "the same for the reply");
-    assert!(sleeps(&mut world).1);
-    world.fabric.lock().unwrap().unknown = false;
-    world.settle();
-    assert_eq!((world.prepare(0, 1), world.prepare(1, 0)), (Prepared::Ready, Prepared::Ready));
-}
-
-#[test]
-fn what_has_ended_or_departed_waits_for_no_port() {
-    for departs in [false, true] {
-        let mut world = World::new(2, 4);
-        world.fabric.lock().unwrap().unknown = true;
-        world.prepare(0, 1);
-        world.settle();
-        match departs {
-            true => world.with(1, |bulk, now, told| bulk.forget(PeerId(0), now, told)),
-            false => {
-                world.with(0, |bulk, now, told| bulk.leave(PeerId(1), now, told));
-                world.poll(0);
-                world.settle();
-            }
-        }
-        assert!(world.nodes[1].bulk.sleep() && !world.nodes[1].bulk.has_work());
-    }
 }
 
 #[test]
