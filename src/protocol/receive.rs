@@ -652,7 +652,16 @@ impl Core {
             }
             return true;
         }
-        false
+        // Another thread may be closing the context.
+        let Some((space, posted)) = self.matching.own.take_held_one(rx, context) else {
+            return false;
+        };
+        if self.matching.own.withdraw(&posted.target, true) {
+            let Space { tagged, .. } = space;
+            let envelope = Envelope { tagged, tag: posted.tag, data: None, rx };
+            self.fail_cancelled(&envelope, &posted.target, host);
+        }
+        true
     }
 
     /// Fails the receives that only `source` could have served.

@@ -175,6 +175,14 @@ impl Receives {
         taken
     }
 
+    /// The receive of a context that was held and has this context of the application.
+    pub(super) fn take_held_one(&mut self, rx: u8, context: u64) -> Option<(Space, Posted)> {
+        let is_it =
+            |(space, posted): &(Space, Posted)| space.rx == rx && posted.target.context == context;
+        let at = self.held.iter().position(is_it)?;
+        Some(self.held.remove(at))
+    }
+
     /// Posts a receive.
     pub(crate) fn post(&mut self, op: &ReceiveOp) {
         let target = self.target(op);

@@ -149,6 +149,31 @@ fn a_context_that_does_not_close_keeps_its_receives() {
     world.assert_empty();
 }
 
+/// Another thread cancels a receive while fi_close waits: it is not posted again.
+#[test]
+fn a_receive_of_a_closing_context_is_cancelled() {
+    let weather = Weather { push_max: 1000, ..Weather::fair() };
+    let mut world = World::new(2, weather, Limits { contexts: 2, ..LIMITS });
+    let peer = world.peer(0, 1);
+    let mut from = [5000, 10].map(|len| Memory::pattern(len, len));
+    let mut to = [5000, 10].map(Memory::zeroed);
+    for (context, memory) in to.iter_mut().enumerate() {
+        world.receive(1, &on(1, receive_op(memory, context as u64))).unwrap();
+    }
+    world.send(0, &SendOp { rx: 1, ..send_op(peer, &mut from[0], 8) }).unwrap();
+    world.progress(1);
+    let node = world.node(1);
+    assert!(!node.engine.close_receives(1));
+    assert!(node.engine.cancel(1, 1, &mut node.host));
+    assert!(!node.engine.cancel(1, 1, &mut node.host));
+    node.engine.reopen_receives(1, &mut node.host);
+    assert_eq!(world.receive_failed(1).completion.context, 1);
+    world.send(0, &SendOp { rx: 1, ..send_op(peer, &mut from[1], 9) }).unwrap();
+    world.settle();
+    assert_eq!(world.received(1).context, 0);
+    assert!(to[1].0 == [0; 10] && to[0].0 == from[0].0);
+}
+
 /// Messages that keep coming do not keep a context from closing.
 #[test]
 fn a_context_closes_while_messages_come() {
