@@ -128,7 +128,7 @@ fn a_context_that_does_not_close_keeps_its_receives() {
     };
     send(&mut world, 0);
     assert!(!world.node(1).engine.close_receives(1));
-    // What comes while it closes is not for it, or the closing would never end.
+    // Messages that come while it closes are not for it, or the closing would never end.
     (1..4).for_each(|number| send(&mut world, number));
     world.settle();
     assert_eq!(world.received(1).context, 0);

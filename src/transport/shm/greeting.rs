@@ -541,7 +541,7 @@ impl Shm {
     }
 }
 
-/// Who has connected, if not a process of this user.
+/// The user that has connected, if it is another one.
 enum Other {
     User,
     Nobody,

@@ -385,9 +385,7 @@ impl<M: Storage> Producer<M> {
     /// free.
     fn look(&mut self, wanted: u32) {
         self.consumed_now();
-        // A counter beyond `tail` means a corrupt peer: no room.
-        let used = self.tail.wrapping_sub(self.consumed);
-        let mut left = self.laps.slots(self.consumed, self.geometry.slots).saturating_sub(used);
+        let mut left = self.free_slots();
         if let Some(growth) = &mut self.growth {
             // Behind the last slot of a lap nothing need be reserved.
             let ends = wanted == 1 && self.laps.ends(self.tail, self.consumed);
@@ -397,6 +395,12 @@ impl<M: Storage> Producer<M> {
             });
         }
         self.slots_end = self.tail.wrapping_add(left);
+    }
+
+    /// Slots that are free, as far as is known. A counter beyond `tail` means a corrupt peer: none.
+    fn free_slots(&self) -> u32 {
+        let used = self.tail.wrapping_sub(self.consumed);
+        self.laps.slots(self.consumed, self.geometry.slots).saturating_sub(used)
     }
 
     /// The slot to be published is the last one of a lap, or one behind which a lap may end. Returns the bit for its kind.
@@ -411,13 +415,11 @@ impl<M: Storage> Producer<M> {
         self.consumed_now();
         if self.laps.ends(self.tail, self.consumed) {
             self.laps.begin(lap, self.tail.wrapping_add(1), slots);
-            let used = self.tail.wrapping_sub(self.consumed);
-            let left = self.laps.slots(self.consumed, slots).saturating_sub(used);
-            self.slots_end = self.tail.wrapping_add(left);
+            self.slots_end = self.tail.wrapping_add(self.free_slots());
             return RESTART;
         }
         for index in self.laps.go_on(self.tail, slots) {
-            // What was written there long ago must not be taken for the message to come.
+            // An old sequence number must not be taken for that of the next message.
             // SAFETY: `index < slots`, so the slot lies inside the segment; all messages in it were consumed.
             unsafe {
                 let slot = self.memory.base().as_ptr().add(SLOTS + index as usize * SLOT);

@@ -54,7 +54,7 @@ struct Buffer {
     addr: u64,
     len: u64,
     shown: Shown,
-    /// What was written and is not in the memory yet.
+    /// Writes that are not in the memory yet.
     held: Vec<(u64, Vec<u8>)>,
 }
 

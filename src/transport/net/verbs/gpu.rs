@@ -37,7 +37,7 @@ struct Kept {
 #[derive(Clone, Debug)]
 pub(super) struct Registered {
     pub(super) registration: Arc<Registration>,
-    /// What has to be flushed when the device has written it.
+    /// The memory to flush when the device has written it.
     pub(super) flush: Option<Flush>,
 }
 

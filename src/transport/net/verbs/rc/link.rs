@@ -34,7 +34,7 @@ pub(super) enum Event {
 pub(super) trait Region: Send {
     fn lkey(&self) -> u32;
     fn rkey(&self) -> u32;
-    /// What has to be flushed when the device has written it: some memory of GPUs.
+    /// Memory of a GPU to flush when the device has written it.
     fn flush(&self) -> Option<Flush> {
         None
     }
@@ -65,7 +65,7 @@ impl<'a, R> Local<'a, R> {
 }
 
 impl<R: Region> Local<'_, R> {
-    /// What has to be flushed when the device has written it. Errors: EOPNOTSUPP for memory of several GPUs.
+    /// The memory to flush when the device has written it. Errors: EOPNOTSUPP for memory of several GPUs.
     pub(super) fn flush(&self) -> Result<Option<Flush>, Errno> {
         let mut flushes = self.kept.first.iter().chain(&self.kept.others).filter_map(R::flush);
         let first = flushes.next();
