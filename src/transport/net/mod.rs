@@ -28,6 +28,7 @@ use super::{
 use crate::config::Config;
 use crate::memory::{Segment, SegmentList};
 use crate::sys::biased::{Held, Owner, visited};
+use crate::sys::cuda::Cuda;
 use crate::sys::late_set::LateSet;
 use crate::sys::net::{Nic, interfaces};
 use crate::sys::process::Home;
@@ -309,6 +310,8 @@ impl<H: Handler> Sink for Upwards<'_, H> {
         if let Some(way) = Way::byte_of(header) {
             return self.on_control(inner, way, header);
         }
+        // The connection ends in the turn.
+        *self.beside |= !await_writes(self.bulk, inner);
         if let Some(peer) = self.numbers.outer(inner) {
             self.handler.on_message(peer, header, payload);
         }
@@ -338,6 +341,16 @@ impl<H: Handler> Sink for Upwards<'_, H> {
 
     fn is_owed(&self, inner: PeerId) -> Option<bool> {
         Some(self.numbers.outer(inner).is_some_and(|peer| self.handler.is_owed(peer)))
+    }
+}
+
+/// What the peer's device has written to memory of GPUs is there when this returns, before a message that the peer has sent
+/// behind it (PROTOCOL.md §7.16, rule 2). False: nobody knows, and their connection ends.
+#[inline]
+fn await_writes(bulk: &mut Option<Box<dyn Bulk>>, inner: PeerId) -> bool {
+    match bulk {
+        Some(bulk) if Cuda::get().is_some() => bulk.await_writes(inner),
+        _ => true,
     }
 }
 
@@ -405,6 +418,32 @@ impl<H: Handler> StreamSink for Above<'_, H> {
         if let Some(peer) = self.numbers.outer(inner) {
             self.handler.on_stream_lost(peer, end);
         }
+    }
+}
+
+/// The endpoint as streams see it while there is a bulk path.
+struct BesideBulk<'a, 'b, H> {
+    bulk: &'a mut Option<Box<dyn Bulk>>,
+    above: &'a mut Above<'b, H>,
+}
+
+impl<H: Handler> StreamSink for BesideBulk<'_, '_, H> {
+    fn place(&mut self, inner: PeerId, header: &[u8], len: usize) -> Option<SegmentList> {
+        self.above.place(inner, header, len)
+    }
+
+    fn on_placed(&mut self, inner: PeerId, header: &[u8], len: usize) {
+        await_writes(self.bulk, inner);
+        self.above.on_placed(inner, header, len);
+    }
+
+    fn on_message(&mut self, inner: PeerId, header: &[u8], payload: &[u8]) {
+        await_writes(self.bulk, inner);
+        self.above.on_message(inner, header, payload);
+    }
+
+    fn on_lost(&mut self, inner: PeerId, end: StreamEnd) {
+        StreamSink::on_lost(self.above, inner, end);
     }
 }
 
@@ -1221,6 +1260,7 @@ impl Transport for Net {
         let Some(inner) = numbers.inner(peer) else { return };
         let Some(mut core) = core.enter() else { return };
         let now = clock::now_ns();
+        await_writes(bulk, inner);
         for event in core.part(inner, now) {
             match event {
                 Event::Message { header, header_len, payload, .. } => {
@@ -1320,7 +1360,8 @@ fn beside_turn(
     let mut n = 0;
     core.machine.notify_again(now);
     if let Some(streams) = streams {
-        n += streams_turn(streams, &mut core.machine, now, above);
+        let sink = &mut BesideBulk { bulk, above };
+        n += streams_turn(streams, &mut core.machine, now, sink);
     }
     follow(bulk, core, now, above);
     let Some(bulk) = bulk else { return n };

@@ -2,7 +2,8 @@
 //!
 //! Memory of a dma-buf is not at the addresses under which it is registered: the program cannot touch it there. The double
 //! maps the descriptor itself. What is written to it is late, as on a bus: it is held until a device reads that memory, or
-//! the program asks for it (`fake_verbs_flush`, which the double of CUDA calls).
+//! the program asks for it (`fake_verbs_flush`, which the double of CUDA calls). The end of the registration, and what is
+//! read of other memory, push nothing there.
 
 use crate::counters::{Counter, count};
 use crate::sys::{self, Shown};
@@ -61,8 +62,15 @@ struct Buffer {
 /// Registrations of dma-bufs by key, of all devices of the process.
 static BUFFERS: LazyLock<Mutex<HashMap<u32, Buffer>>> = LazyLock::new(Mutex::default);
 
+/// Those that have ended before what was written to them was there.
+static ENDED: LazyLock<Mutex<Vec<Buffer>>> = LazyLock::new(Mutex::default);
+
 fn buffers() -> MutexGuard<'static, HashMap<u32, Buffer>> {
     BUFFERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn ended() -> MutexGuard<'static, Vec<Buffer>> {
+    ENDED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Buffer {
@@ -81,6 +89,7 @@ impl Buffer {
 
 /// What devices have written to memory of dma-bufs is there.
 pub(crate) fn flush() {
+    ended().drain(..).for_each(|mut buffer| buffer.flush());
     buffers().values_mut().for_each(Buffer::flush);
 }
 
@@ -185,7 +194,8 @@ impl Regions {
         match self.by_key.remove(&key) {
             Some(region) => {
                 match buffers().remove(&key) {
-                    Some(mut buffer) => buffer.flush(),
+                    Some(buffer) if buffer.held.is_empty() => {}
+                    Some(buffer) => ended().push(buffer),
                     None => self.locked -= region.locked(),
                 }
                 if region.is_too_wide() {
@@ -422,6 +432,8 @@ mod tests {
         assert_eq!(there(), [4, 5, 6], "a device that reads pushes what was written");
         regions.write(1, &[segment], 0, &[7]);
         regions.remove(key);
+        assert_eq!(there(), [4, 5, 6], "the end of a registration pushes nothing");
+        flush();
         assert_eq!(there(), [7, 5, 6]);
     }
 

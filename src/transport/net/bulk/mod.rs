@@ -154,6 +154,13 @@ pub(crate) trait Bulk: fmt::Debug + Send {
     /// Posts the requests that wait; where many are in flight, a few may wait until the next `poll`.
     fn flush(&mut self) {}
 
+    /// What the peer's device has written to memory of GPUs, as far as the peer knows that it has, is there when this
+    /// returns. False: nobody knows, and the connection ends.
+    fn await_writes(&mut self, peer: PeerId) -> bool {
+        let _ = peer;
+        true
+    }
+
     /// `peer` has sent a control message.
     fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink);
 

@@ -196,6 +196,10 @@ impl Bulk for Ways {
         self.rc.iter_mut().chain(&mut self.rails).for_each(|rc| rc.flush());
     }
 
+    fn await_writes(&mut self, peer: PeerId) -> bool {
+        self.all_mut().all(|way| way.await_writes(peer))
+    }
+
     fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink) {
         let number = match Way::byte_of(message) {
             Some(byte) if byte == Way::Rv as u8 => Some(RV),

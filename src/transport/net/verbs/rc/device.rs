@@ -147,7 +147,7 @@ impl Region for Held {
 /// Memory open to direct RMA by peers: a registration of exactly that.
 enum Shown {
     Host(Registration, Vigil<Registrar>),
-    /// The application closes a region before it frees its memory.
+    /// The application closes a region before it frees its memory. Without `flush` if peers may only read it.
     Gpu(gpu::Registered),
 }
 
@@ -167,6 +167,10 @@ impl Region for Shown {
 
     fn rkey(&self) -> u32 {
         self.registration().rkey()
+    }
+
+    fn flush(&self) -> Option<Flush> {
+        if let Self::Gpu(gpu) = self { gpu.flush } else { None }
     }
 }
 
@@ -315,7 +319,9 @@ impl Device for Port {
         let permission = Permission::Exposed { reads, writes };
         let (addr, len, of_gpu) = one(part)?;
         if of_gpu {
-            return self.gpus()?.exact(addr, len, permission).map(Shown::Gpu);
+            let made = self.gpus()?.exact(addr, len, permission)?;
+            let flush = made.flush.filter(|_| writes);
+            return Ok(Shown::Gpu(gpu::Registered { flush, ..made }));
         }
         let at = addr as usize;
         // The watch begins before the registration, so that no change is missed.

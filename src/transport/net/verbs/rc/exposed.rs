@@ -3,11 +3,13 @@
 use super::link::{Device, Region};
 use crate::memory::SegmentList;
 use crate::sys::Errno;
+use crate::sys::cuda::Flush;
 use crate::sys::numbers::NumberMap;
 use crate::transport::PeerId;
 use crate::transport::net::agreement::pause::{Failures, PAUSE_NS};
 use crate::transport::net::bulk::BulkSink;
 use crate::transport::net::bulk::key::{Key, Use};
+use crate::transport::net::verbs::gpu;
 
 /// Most regions whose keys are advertised.
 const EXPOSED_MAX: usize = 1024;
@@ -56,18 +58,29 @@ impl<D: Device> Default for Exposed<D> {
 }
 
 impl<D: Device> Exposed<D> {
-    /// Ends the ranges for which `stays` is false.
-    fn retain(&mut self, mut stays: impl FnMut(&mut Range<D>) -> bool) {
-        let bytes = &mut self.bytes;
+    /// Ends the ranges for which `stays` is false. False: nobody knows whether what peers have written to memory of GPUs is
+    /// there.
+    fn retain(&mut self, mut stays: impl FnMut(&mut Range<D>) -> bool) -> bool {
+        let (bytes, mut ended) = (&mut self.bytes, Vec::new());
         self.ranges.retain_mut(|range| {
+            let (keys, flush) = (range.peers.len(), range.registration.flush());
             let stays = stays(range);
             *bytes -= if stays { 0 } else { range.len };
+            ended.extend(flush.filter(|_| !stays || range.peers.len() < keys));
             stays
         });
+        // The end of a registration waits for the device, not for what it has written to a GPU.
+        flush_all(ended.into_iter())
     }
 
-    /// Ends one key of `peer`, by the device's key.
-    pub(super) fn remove(&mut self, peer: PeerId, key: u32) {
+    /// What `peer` has written to memory of GPUs is there when this returns. False: nobody knows.
+    pub(super) fn flush(&self, peer: PeerId) -> bool {
+        let written = |range: &&Range<D>| range.peers.contains_key(&peer);
+        flush_all(self.ranges.iter().filter(written).filter_map(|range| range.registration.flush()))
+    }
+
+    /// Ends one key of `peer`, by the device's key. False: as for [`Self::flush`].
+    pub(super) fn remove(&mut self, peer: PeerId, key: u32) -> bool {
         self.retain(|range| {
             if range.registration.rkey() == key {
                 let left = range.peers.remove(&peer).map_or(0, |count| count - 1);
@@ -76,7 +89,7 @@ impl<D: Device> Exposed<D> {
                 }
             }
             !range.peers.is_empty()
-        });
+        })
     }
 
     /// Ends all keys of `peer`.
@@ -153,6 +166,20 @@ impl<D: Device> Exposed<D> {
         *range.peers.entry(peer).or_default() += 1;
         Ok(range.key(connection))
     }
+}
+
+/// Flushes each of them once. False: one could not be.
+fn flush_all(flushes: impl Iterator<Item = Flush>) -> bool {
+    let mut done = Vec::new();
+    for what in flushes {
+        if !done.contains(&what) {
+            if !gpu::flush(what) {
+                return false;
+            }
+            done.push(what);
+        }
+    }
+    true
 }
 
 impl<D: Device> Range<D> {

@@ -622,8 +622,10 @@ impl<D: Device> Bulk for Rc<D> {
         let link = &mut known.link;
         match holds {
             Use::Region => {
-                self.exposed.remove(peer, key);
                 link.keys = link.keys.saturating_sub(1);
+                if !self.exposed.remove(peer, key) {
+                    self.connections.doom(peer);
+                }
             }
             Use::Receive => {
                 let taken = self.lent.remove(peer, slot).is_some();
@@ -668,6 +670,14 @@ impl<D: Device> Bulk for Rc<D> {
 
     fn flush(&mut self) {
         self.post_waiting(true);
+    }
+
+    fn await_writes(&mut self, peer: PeerId) -> bool {
+        let there = self.exposed.flush(peer);
+        if !there {
+            self.connections.doom(peer);
+        }
+        there
     }
 
     fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink) {
