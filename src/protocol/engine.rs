@@ -25,6 +25,7 @@ struct Delivery<'a, H> {
 
 impl<H: Host> Handler for Delivery<'_, H> {
     fn on_peer(&mut self, peer: PeerId, address: &Address) {
+        self.core.stirred = true;
         self.core.peers.meet(peer, address);
         self.core.peers.mark_alive(peer);
         self.host.met(peer, address);
@@ -39,6 +40,7 @@ impl<H: Host> Handler for Delivery<'_, H> {
                 self.on_any(peer, header, payload);
             }
         } else if let Some((tx, offset)) = PieceHeader::decode_pushed(header) {
+            self.core.stirred = true;
             self.core.on_pushed(peer, tx, offset, payload, self.host);
         } else {
             self.on_any(peer, header, payload);
@@ -58,6 +60,7 @@ impl<H: Host> Handler for Delivery<'_, H> {
     }
 
     fn on_placed(&mut self, peer: PeerId, header: &[u8], len: usize) {
+        self.core.stirred = true;
         if let Some((key, _)) = self.core.arrivals.by_stream(peer, header) {
             if self.core.arrivals.on_streamed(key, len) {
                 self.core.finish_active(key, self.host);
@@ -66,6 +69,7 @@ impl<H: Host> Handler for Delivery<'_, H> {
     }
 
     fn on_stream_lost(&mut self, peer: PeerId, end: StreamEnd) {
+        self.core.stirred = true;
         match end {
             StreamEnd::Outgoing => self.core.sends.park_streamed(peer),
             // The missing bytes of each message are requested, now or when its receive is found.
@@ -78,10 +82,12 @@ impl<H: Host> Handler for Delivery<'_, H> {
     }
 
     fn on_notify(&mut self, peer: PeerId, token: u64) {
+        self.core.stirred = true;
         self.core.on_part(peer, token, false, self.host);
     }
 
     fn on_lane_lost(&mut self, peer: PeerId, lane: LaneId) {
+        self.core.stirred = true;
         let Core { arrivals, outbox, counts, .. } = &mut *self.core;
         arrivals.lose_windows((peer, lane), outbox, counts);
         for key in self.core.sends.forget_writes(peer, Some(lane)) {
@@ -91,6 +97,7 @@ impl<H: Host> Handler for Delivery<'_, H> {
     }
 
     fn on_done(&mut self, peer: PeerId, token: u64) {
+        self.core.stirred = true;
         match (token & GET_OF_A_MESSAGE, token & PUT_OF_A_MESSAGE) {
             (0, 0) => self.core.on_access_done(peer, token, self.host),
             (0, _) => {
@@ -105,14 +112,17 @@ impl<H: Host> Handler for Delivery<'_, H> {
     }
 
     fn on_key_void(&mut self, peer: PeerId, key: &RemoteKey) {
+        self.core.stirred = true;
         self.core.on_key_void(peer, key);
     }
 
     fn on_acknowledged(&mut self, peer: PeerId, upto: Mark) {
+        self.core.stirred = true;
         self.core.on_acknowledged(peer, upto, self.host);
     }
 
     fn on_departure(&mut self, peer: PeerId, departure: Departure) {
+        self.core.stirred = true;
         self.core.on_departure(peer, departure, self.host);
     }
 
@@ -125,6 +135,7 @@ impl<H: Host> Handler for Delivery<'_, H> {
     }
 
     fn on_turns(&mut self, figures: &Figures) {
+        self.core.stirred = true;
         self.core.show(figures, self.host);
     }
 }
@@ -133,6 +144,7 @@ impl<H: Host> Delivery<'_, H> {
     /// Everything but unsolicited fragments and the eager messages of the fast path.
     #[inline(never)]
     fn on_any(&mut self, peer: PeerId, header: &[u8], payload: &[u8]) {
+        self.core.stirred = true;
         match Packet::decode(header) {
             Some(Packet::Eager { envelope, ack }) => {
                 self.core.on_eager(peer, &envelope, ack, payload, self.host);
@@ -228,13 +240,20 @@ impl<I: Iface> Engine<I> {
         if host.takes_arrivals() {
             n += self.iface.poll(&mut Delivery { core: &mut self.core, host, answered: false });
         }
-        if self.core.arrivals.attentive {
-            self.core.arrivals.attentive = false;
+        if self.core.stirred {
+            n += self.work(host);
+        }
+        debug_assert!(self.core.stirred || !self.core.has_work(), "work that nobody told of");
+        n
+    }
+
+    #[inline(never)]
+    fn work(&mut self, host: &mut impl Host) -> usize {
+        if std::mem::take(&mut self.core.arrivals.attentive) {
             self.iface.attend();
         }
-        if self.core.has_work() {
-            n += self.advance(host);
-        }
+        let n = if self.core.has_work() { self.advance(host) } else { 0 };
+        self.core.stirred = self.core.has_work();
         n
     }
 

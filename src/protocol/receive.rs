@@ -66,6 +66,7 @@ impl<I: Iface> Engine<I> {
 
     /// Posts a receive, or serves it with an unexpected message.
     pub(crate) fn receive(&mut self, op: &ReceiveOp, host: &mut impl Host) -> Result<(), OpError> {
+        self.core.stirred = true;
         let posted = self.core.receive(op, host);
         self.answer_at_once(host);
         posted
@@ -119,6 +120,7 @@ impl<I: Iface> Engine<I> {
         action: PeekAction,
         host: &mut impl Host,
     ) -> Result<(), OpError> {
+        self.core.stirred = true;
         if action == PeekAction::Claim && self.has_claimed(op) {
             return Err(OpError::Error(libc::EINVAL));
         }
@@ -134,6 +136,7 @@ impl<I: Iface> Engine<I> {
         discard: bool,
         host: &mut impl Host,
     ) -> Result<(), OpError> {
+        self.core.stirred = true;
         let Some(message) = self.core.matching.claimed.remove(&op.claim()) else {
             return Err(OpError::Error(libc::EINVAL));
         };
@@ -154,6 +157,7 @@ impl<I: Iface> Engine<I> {
 
     /// Cancels the oldest receive with `context` that is posted to receive context `rx`. False: there is none.
     pub(crate) fn cancel(&mut self, rx: u8, context: u64, host: &mut impl Host) -> bool {
+        self.core.stirred = true;
         self.core.cancel(rx, context, host)
     }
 
@@ -166,6 +170,7 @@ impl<I: Iface> Engine<I> {
     /// Gives the message that `first_arrival` found to the shared queue, which `op` was posted to. False: no receive of
     /// the queue matches the message.
     pub(crate) fn serve_first(&mut self, op: &ReceiveOp, host: &mut impl Host) -> bool {
+        self.core.stirred = true;
         let Some(key) = self.core.find_unexpected(op, host) else { return false };
         let Some(message) = self.core.matching.unexpected.of(op.space()).get(key) else {
             return false;
@@ -187,6 +192,7 @@ impl<I: Iface> Engine<I> {
     /// Fails the receives that wait for `source`, if this endpoint knows that peer to be dead: for those of a shared
     /// queue, which are posted all the same.
     pub(crate) fn fail_hopeless(&mut self, source: u64, host: &mut impl Host) {
+        self.core.stirred = true;
         if let Some(error) = self.core.peers.hopeless(source, host) {
             self.core.fail_directed(source, error, host);
         }
@@ -195,6 +201,7 @@ impl<I: Iface> Engine<I> {
     /// Ends the receives whose messages are still arriving: the endpoint closes, and their buffers belong to a shared
     /// queue that stays.
     pub(crate) fn abandon_receives(&mut self, host: &mut impl Host) {
+        self.core.stirred = true;
         for key in self.core.arrivals.active.keys_where(|_| true) {
             let Some(Active { message, .. }) = self.core.arrivals.active.remove(key) else {
                 continue;
@@ -207,6 +214,7 @@ impl<I: Iface> Engine<I> {
     /// Closes a receive context: removes its posted receives. False: messages are still arriving in its buffers. Until
     /// the next call of this, or [`Engine::reopen_receives`], no other message matches.
     pub(crate) fn close_receives(&mut self, rx: u8) -> bool {
+        self.core.stirred = true;
         let Core { matching, arrivals, .. } = &mut self.core;
         matching.own.hold(rx);
         if arrivals.active.iter().any(|(_, active)| active.message.envelope.rx == rx) {
@@ -220,6 +228,7 @@ impl<I: Iface> Engine<I> {
 
     /// A receive context does not close: its receives are as if no call had been made.
     pub(crate) fn reopen_receives(&mut self, rx: u8, host: &mut impl Host) {
+        self.core.stirred = true;
         for (Space { tagged, .. }, posted) in self.core.matching.own.take_held(rx) {
             self.core.match_or_post(&posted.op(tagged), posted.target, host);
         }

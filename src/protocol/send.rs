@@ -108,6 +108,7 @@ impl<I: Iface> Engine<I> {
         (context, report): (u64, Report),
         host: &mut impl Host,
     ) -> bool {
+        self.core.stirred = true;
         if !self.send_whole(peer, &envelope, payload, (self.core.sends.passing, true)) {
             return false;
         }
@@ -121,6 +122,7 @@ impl<I: Iface> Engine<I> {
     /// Any send that the fast path does not take.
     #[inline(never)]
     fn send_any(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
+        self.core.stirred = true;
         let shut = op.fence && !self.is_fence_open(op.peer);
         if shut || self.core.peers.of(op.peer).is_some_and(|peer| peer.deferred() > 0) {
             return self.defer(op, host);

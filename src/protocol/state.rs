@@ -22,6 +22,8 @@ pub(crate) struct Engine<I> {
 /// All state but the interface: a type of its own, so that messages can be handled while the interface delivers them.
 #[derive(Debug)]
 pub(super) struct Core {
+    /// There may be work: [`Core::has_work`] was true, or something has run that may have left some.
+    pub(super) stirred: bool,
     pub(super) limits: Limits,
     pub(super) counts: Counts,
     pub(super) peers: Peers,
@@ -65,6 +67,7 @@ impl<I> Engine<I> {
         Self {
             iface,
             core: Core {
+                stirred: false,
                 limits,
                 counts: Counts::default(),
                 peers: Peers::new(limits.traced),

@@ -169,6 +169,7 @@ impl<I: Iface> Engine<I> {
         alone: bool,
         host: &mut impl Host,
     ) -> Result<u64, OpError> {
+        self.core.stirred = true;
         let all = &mut self.core.collectives;
         let name = all.next_name(name);
         let id = all.next;
@@ -215,6 +216,7 @@ impl<I: Iface> Engine<I> {
 
     /// Leaves a group. Its unfinished operations are cancelled.
     pub(crate) fn leave_group(&mut self, id: u64, host: &mut impl Host) {
+        self.core.stirred = true;
         let Some(group) = self.core.collectives.groups.get(&id) else { return };
         let name = group.name;
         if !group.running.is_empty() {
@@ -244,6 +246,7 @@ impl<I: Iface> Engine<I> {
         op: &CollectiveOp,
         host: &mut impl Host,
     ) -> Result<(), OpError> {
+        self.core.stirred = true;
         let invalid = OpError::Error(libc::EINVAL);
         if !host.has_room_for_sends(op.report) {
             return Err(OpError::Again);

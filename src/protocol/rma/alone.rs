@@ -393,6 +393,7 @@ impl<I: Iface> Engine<I> {
 
     /// No peer accesses this region directly any more, once this has returned and [`Engine::is_settled`].
     pub(crate) fn revoke(&mut self, region: u64) {
+        self.core.stirred = true;
         let Self { core, iface, .. } = self;
         core.rma.told.end(region, iface);
         // Before any later message of the application, if there is room.

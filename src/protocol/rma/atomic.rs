@@ -83,6 +83,7 @@ impl<I: Iface> Engine<I> {
     /// operations.
     #[inline]
     pub(crate) fn atomic(&mut self, op: &AtomicOp, host: &mut impl Host) -> Result<(), OpError> {
+        self.core.stirred = true;
         if self.iface.caps(op.peer).atomics == Some(false) {
             return Err(OpError::Error(libc::EOPNOTSUPP));
         }

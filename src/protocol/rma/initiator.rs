@@ -79,6 +79,7 @@ impl<I: Iface> Engine<I> {
     /// operation.
     #[inline]
     pub(crate) fn access(&mut self, op: &RmaOp, host: &mut impl Host) -> Result<(), OpError> {
+        self.core.stirred = true;
         self.begin(op, None, host)
     }
 
