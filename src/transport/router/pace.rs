@@ -3,8 +3,9 @@
 use super::list::COUNT;
 use crate::transport::LookedAt;
 
-/// Polls between two looks at the clock.
+/// Polls between two looks at the clock, and between two while messages arrive: other sources can wait for as long.
 const CLOCK_POLLS: u32 = 16;
+const BUSY_POLLS: u32 = 2 * CLOCK_POLLS;
 /// After so many polls without a message the endpoint counts as still.
 pub(super) const STILL_POLLS: u32 = 64;
 /// The same in polls of a device only, which are shorter.
@@ -50,7 +51,8 @@ impl Pace {
     #[inline]
     pub(super) fn is_time(&mut self, looked_at: LookedAt) -> bool {
         self.looked_at = looked_at;
-        self.wants |= self.polls % CLOCK_POLLS == 0;
+        let between = if self.empty == 0 { BUSY_POLLS } else { CLOCK_POLLS };
+        self.wants |= self.polls % between == 0;
         self.wants && looked_at == LookedAt::Everything
     }
 

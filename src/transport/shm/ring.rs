@@ -758,15 +758,34 @@ impl SlotHead {
     unsafe fn read(slot: *mut u8) -> Self {
         // SAFETY: the caller vouches.
         unsafe {
-            let kind = slot.add(13).read_volatile();
-            Self {
-                len: slot.add(4).cast::<u32>().read_volatile() as usize,
-                offset: slot.add(8).cast::<u32>().read_volatile() as usize,
-                header_len: slot.add(12).read_volatile() as usize,
-                kind: kind & !RESTART,
-                restart: kind & RESTART != 0,
-                seen: slot.add(14).cast::<u16>().read_volatile(),
-            }
+            let ((kind, restart), (header_len, len)) = (Self::kind(slot), Self::lengths(slot));
+            let offset = slot.add(8).cast::<u32>().read_volatile() as usize;
+            let seen = slot.add(14).cast::<u16>().read_volatile();
+            Self { len, offset, header_len, kind, restart, seen }
+        }
+    }
+
+    /// What kind of message the slot has, and whether the next one is in slot 0.
+    ///
+    /// # Safety
+    /// As for `read`.
+    #[inline(always)]
+    unsafe fn kind(slot: *mut u8) -> (u8, bool) {
+        // SAFETY: the caller vouches.
+        let kind = unsafe { slot.add(13).read_volatile() };
+        (kind & !RESTART, kind & RESTART != 0)
+    }
+
+    /// Lengths of header and payload.
+    ///
+    /// # Safety
+    /// As for `read`.
+    #[inline(always)]
+    unsafe fn lengths(slot: *mut u8) -> (usize, usize) {
+        // SAFETY: the caller vouches.
+        unsafe {
+            let len = slot.add(4).cast::<u32>().read_volatile() as usize;
+            (slot.add(12).read_volatile() as usize, len)
         }
     }
 }
@@ -833,18 +852,47 @@ impl<M: Storage> Consumer<M> {
         }
         self.memory.read(slot, SLOT);
         // SAFETY: the acquire load above made the producer's writes visible.
+        let (kind, restart) = unsafe { SlotHead::kind(slot) };
+        if kind != INLINE {
+            return self.pop_beside(slot, deliver);
+        }
+        // SAFETY: as above.
+        let (header_len, len) = unsafe { SlotHead::lengths(slot) };
+        if header_len > MAX_HEADER || header_len + len > SLOT_ROOM {
+            return Popped::Malformed;
+        }
+        // SAFETY: both ranges lie inside the slot (checked). The producer does not touch it until the progress counter
+        // passes it.
+        let (header, payload) = unsafe {
+            let room = slot.add(SLOT_HEADER);
+            let payload = room.add(header_len);
+            (std::slice::from_raw_parts(room, header_len), std::slice::from_raw_parts(payload, len))
+        };
+        deliver(header, payload);
+        self.pass(restart);
+        // Behind the end of a lap the sender has the room of a longer one.
+        if restart || next.wrapping_sub(self.published) >= quarter {
+            self.publish();
+        }
+        Popped::Message
+    }
+
+    /// Delivers the message of `slot`, whose payload lies beside it.
+    #[inline(never)]
+    fn pop_beside(&mut self, slot: *mut u8, deliver: impl FnOnce(&[u8], &[u8])) -> Popped {
+        // SAFETY: the producer has published the slot.
         let head = unsafe { SlotHead::read(slot) };
         // SAFETY: the slot's room lies behind its header.
         let room = unsafe { slot.add(SLOT_HEADER) };
         let SlotHead { len, header_len, kind, restart, seen, .. } = head;
         let mut place = None;
-        let Some(payload) = self.payload(&head, room, &mut place) else {
+        let Some(payload) = self.payload(&head, &mut place) else {
             return self.refuse(&head);
         };
         if header_len > MAX_HEADER {
             return Popped::Malformed;
         }
-        if kind <= BULK {
+        if kind == BULK {
             self.memory.read(payload, len);
         }
         // SAFETY: both ranges lie inside their segments (checked). The producer does not touch them until the progress
@@ -853,34 +901,31 @@ impl<M: Storage> Consumer<M> {
             (std::slice::from_raw_parts(room, header_len), std::slice::from_raw_parts(payload, len))
         };
         deliver(header, payload);
-        self.head = next;
-        self.at += 1;
-        if restart || self.at == self.geometry.slots {
-            self.at = 0;
-        }
-        // Behind the end of a lap the sender has the room of a longer one.
-        if kind == BULK || restart || next.wrapping_sub(self.published) >= quarter {
+        self.pass(restart);
+        let behind = self.head.wrapping_sub(self.published);
+        if kind == BULK || restart || behind >= self.geometry.slots / 4 {
             self.publish();
-        }
-        if kind == INLINE {
-            return Popped::Message;
         }
         self.received = self.received.wrapping_add(1);
         Popped::Handed(Handed { place, len: len as u32, seen, count: self.received })
     }
 
-    /// Where the payload of a slot with this head and this room is; `place`: its buffer, if it lies in one. `None`: the
-    /// head points outside the segment, or that part of it cannot be mapped.
+    /// Goes on to the next slot.
     #[inline(always)]
-    fn payload(
-        &self,
-        head: &SlotHead,
-        room: *mut u8,
-        place: &mut Option<Place>,
-    ) -> Option<*mut u8> {
-        let SlotHead { len, offset, header_len, kind, .. } = *head;
+    fn pass(&mut self, restart: bool) {
+        self.head = self.head.wrapping_add(1);
+        self.at += 1;
+        if restart || self.at == self.geometry.slots {
+            self.at = 0;
+        }
+    }
+
+    /// Where the payload of a slot with this head is; `place`: its buffer, if it lies in one. `None`: the head points
+    /// outside the segment, or that part of it cannot be mapped.
+    #[inline(always)]
+    fn payload(&self, head: &SlotHead, place: &mut Option<Place>) -> Option<*mut u8> {
+        let SlotHead { len, offset, kind, .. } = *head;
         match kind {
-            INLINE if header_len + len <= SLOT_ROOM => Some(room.wrapping_add(header_len)),
             BULK if self.is_in_bulk(head) => {
                 Some(self.memory.whole()?.as_ptr().wrapping_add(self.geometry.bulk_at() + offset))
             }
