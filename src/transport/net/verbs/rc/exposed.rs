@@ -23,6 +23,8 @@ struct Range<D: Device> {
     region: u64,
     addr: u64,
     len: usize,
+    /// Bytes of it that are locked in the host's memory.
+    locked: usize,
     rights: (bool, bool),
     registration: D::Exposed,
     /// How many keys of it each peer has.
@@ -40,8 +42,8 @@ impl<D: Device> Range<D> {
 /// of a region, and ends with the last of these keys.
 pub(super) struct Exposed<D: Device> {
     ranges: Vec<Range<D>>,
-    /// Bytes of all ranges.
-    bytes: usize,
+    /// Bytes of all ranges that are locked in the host's memory.
+    locked: usize,
     /// Registrations made so far.
     pub(super) made: u64,
     /// The device's count of mapping changes at the last check.
@@ -53,7 +55,7 @@ pub(super) struct Exposed<D: Device> {
 
 impl<D: Device> Default for Exposed<D> {
     fn default() -> Self {
-        Self { ranges: Vec::new(), bytes: 0, made: 0, seen: 0, full: Failures::default() }
+        Self { ranges: Vec::new(), locked: 0, made: 0, seen: 0, full: Failures::default() }
     }
 }
 
@@ -61,11 +63,11 @@ impl<D: Device> Exposed<D> {
     /// Ends the ranges for which `stays` is false. False: nobody knows whether what peers have written to memory of GPUs is
     /// there.
     fn retain(&mut self, mut stays: impl FnMut(&mut Range<D>) -> bool) -> bool {
-        let (bytes, mut ended) = (&mut self.bytes, Vec::new());
+        let (locked, mut ended) = (&mut self.locked, Vec::new());
         self.ranges.retain_mut(|range| {
             let (keys, flush) = (range.peers.len(), range.registration.flush());
             let stays = stays(range);
-            *bytes -= if stays { 0 } else { range.len };
+            *locked -= if stays { 0 } else { range.locked };
             ended.extend(flush.filter(|_| !stays || range.peers.len() < keys));
             stays
         });
@@ -138,11 +140,13 @@ impl<D: Device> Exposed<D> {
     ) -> Result<Key, Errno> {
         if !self.ranges.iter().any(|range| range.is(region, memory, rights)) {
             let room = device.exposes();
-            if memory.len() > room {
+            // Memory of a GPU stays where it is.
+            let locked = if memory.is_on_device() { 0 } else { memory.len() };
+            if locked > room {
                 return Err(Errno(libc::EFBIG));
             }
             if self.ranges.len() >= EXPOSED_MAX
-                || memory.len() > room - self.bytes.min(room)
+                || locked > room - self.locked.min(room)
                 || self.full.pause(now)
             {
                 return Err(Errno(libc::ENOSPC));
@@ -157,9 +161,9 @@ impl<D: Device> Exposed<D> {
             })?;
             self.full = Failures::default();
             let (addr, len, peers) = (memory.first_addr(), memory.len(), NumberMap::default());
-            self.bytes += len;
+            self.locked += locked;
             self.made += 1;
-            self.ranges.push(Range { region, addr, len, rights, registration, peers });
+            self.ranges.push(Range { region, addr, len, locked, rights, registration, peers });
         }
         let range = self.ranges.iter_mut().find(|range| range.is(region, memory, rights));
         let range = range.ok_or(Errno(libc::ENOMEM))?;

@@ -128,7 +128,7 @@ pub(super) trait Device: Send {
     /// Lets peers read, or write, exactly the one segment of `part`. Errors: EAGAIN (it is just changing), others (this
     /// memory cannot be registered, or changes of its mapping would go unnoticed).
     fn expose(&self, part: &SegmentList, rights: (bool, bool)) -> Result<Self::Exposed, Errno>;
-    /// Most bytes that may be open to direct RMA at the same time: they are locked in memory.
+    /// Most bytes of the host's memory that may be open to direct RMA at the same time: they are locked.
     fn exposes(&self) -> usize;
     /// Whether its addresses still map to the same memory.
     fn is_sound(&self, exposed: &Self::Exposed) -> bool;

@@ -1291,6 +1291,27 @@ fn a_region_without_room_is_tried_again_later() {
 }
 
 #[test]
+fn memory_of_a_device_takes_no_room_of_the_hosts() {
+    let mut world = World::new(2, 4);
+    world.prepare(0, 1);
+    world.settle();
+    let (on_device, host) = (OwnedBuffer::zeroed(1000), OwnedBuffer::zeroed(100));
+    let ask = |world: &mut World, id, memory: SegmentList| {
+        let purpose = Purpose::Region { id, reads: true, writes: true };
+        world.with(0, |bulk, now, _| bulk.register(PeerId(1), &memory, purpose, false, now))
+    };
+    let mut keys = Vec::new();
+    // The device of these tests has room for 150 bytes.
+    for (id, memory) in [(7, on_device.segments().as_device(1)), (8, host.segments())] {
+        let Registered::Yes(registered) = ask(&mut world, id, memory) else { panic!("{id}") };
+        keys.push(registered.key);
+    }
+    assert_eq!(ask(&mut world, 9, OwnedBuffer::zeroed(60).segments()), Registered::No);
+    keys.iter().for_each(|key| world.nodes[0].bulk.invalidate(PeerId(1), key));
+    assert!(matches!(ask(&mut world, 10, host.segments()), Registered::Yes(_)));
+}
+
+#[test]
 fn memory_that_changes_is_exposed_no_more() {
     let mut world = World::new(2, 4);
     let region = OwnedBuffer::zeroed(100);
