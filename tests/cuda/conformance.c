@@ -415,6 +415,7 @@ static void dmabufs(int device)
 		return;
 	check(cuMemAlloc_v2(&p, LEN) == 0 && cuMemGetHandleForAddressRange(&fd, p, (LEN + page - 1) / page * page, 1, 0) == 0 && fd >= 0 && close(fd) == 0, "an allocation has a dma-buf of whole pages");
 	check(cuMemGetHandleForAddressRange(&fd, p + 1, page, 1, 0) != 0, "which begins at a page");
+	check(cuMemGetHandleForAddressRange(&fd, p + 16 * page, 2 * page, 1, 0) == 0 && fd >= 0 && close(fd) == 0, "so do pages in the middle of it");
 	check(cuMemFree_v2(p) == 0, "it is freed");
 }
 

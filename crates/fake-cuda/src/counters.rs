@@ -15,6 +15,11 @@ fn calls() -> MutexGuard<'static, BTreeMap<&'static str, (u64, u64)>> {
 
 /// Counts a call of `function`. Returns which call of it this is, from 1 on; 0 if nobody needs to know.
 pub(crate) fn count(function: &'static str) -> u64 {
+    add(function, 1)
+}
+
+/// Adds `n` to a count. Returns the sum; 0 if nobody needs to know.
+pub(crate) fn add(function: &'static str, n: u64) -> u64 {
     let settings = Settings::get();
     if settings.directory.is_none() && !settings.counts() {
         return 0;
@@ -22,9 +27,9 @@ pub(crate) fn count(function: &'static str) -> u64 {
     static AT_EXIT: Once = Once::new();
     AT_EXIT.call_once(|| crate::sys::at_exit(write));
     let mut calls = calls();
-    let (n, _) = calls.entry(function).or_default();
-    *n += 1;
-    *n
+    let (sum, _) = calls.entry(function).or_default();
+    *sum += n;
+    *sum
 }
 
 /// The last call of `function` is made to fail.

@@ -134,9 +134,9 @@ impl Allocation {
         matches!(self.kind, Kind::Managed(_))
     }
 
-    /// A descriptor of its bytes.
-    pub(crate) fn descriptor(&self) -> Option<OwnedFd> {
-        sys::duplicate(self.mapping()?.fd())
+    /// A descriptor of `len` of its bytes, from `start` on: whole pages.
+    pub(crate) fn descriptor(&self, start: usize, len: usize) -> Option<OwnedFd> {
+        sys::part(self.mapping()?.fd(), start, len)
     }
 
     /// What another process needs to open it by an IPC handle: descriptor and length, bytes.

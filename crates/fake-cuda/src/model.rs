@@ -1,5 +1,6 @@
 //! The state of a process: devices, contexts, allocations, streams, events.
 
+use crate::counters;
 use crate::memory::{Allocation, Allocations, Kind, lives};
 use crate::settings::Settings;
 use crate::shared::Shared;
@@ -295,11 +296,8 @@ impl Model {
         if at % PAGE != 0 || len % PAGE != 0 || len == 0 || at + len > end {
             return Err(INVALID_VALUE);
         }
-        // Its begin is that of the range; the descriptors of the double are of whole allocations.
-        if at != found.base {
-            violation("the double has dma-bufs of allocations from their begin on only");
-        }
-        found.descriptor().ok_or(OUT_OF_MEMORY)
+        counters::add("dmabuf-bytes", len as u64);
+        found.descriptor(at - found.base, len).ok_or(OUT_OF_MEMORY)
     }
 
     pub(crate) fn find(&self, addr: usize) -> Option<&Arc<Allocation>> {

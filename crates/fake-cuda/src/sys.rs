@@ -1,5 +1,6 @@
 //! System calls: memory that the processor cannot touch, and copies of it.
 
+use std::io::{Seek, SeekFrom};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 
@@ -176,6 +177,16 @@ fn lock(file: &OwnedFd, command: i32, kind: i32) -> Option<i32> {
     // SAFETY: a live descriptor and a local.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) };
     (result == 0).then_some(i32::from(lock.l_type))
+}
+
+/// A descriptor of `len` bytes from `start` on of a [`file`], whole pages: its position says which, in pages, the begin in the
+/// lower 31 bits. Nobody else has this position.
+pub(crate) fn part(fd: i32, start: usize, len: usize) -> Option<OwnedFd> {
+    let path = format!("/proc/self/fd/{fd}");
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(path).ok()?;
+    let at = (len / PAGE) << 31 | start / PAGE;
+    (&file).seek(SeekFrom::Start(at as u64)).ok()?;
+    Some(OwnedFd::from(file))
 }
 
 /// A descriptor that the program lends, as one of the double's own.

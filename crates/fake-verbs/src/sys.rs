@@ -1,6 +1,7 @@
 //! System calls: this process's memory as a device accesses it, descriptors, and memory that processes share.
 
 use std::fs::File;
+use std::io::Seek;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
@@ -41,14 +42,19 @@ pub(crate) struct Shown {
 }
 
 impl Shown {
-    /// Errors: EINVAL for bytes beyond the end, and where it cannot be mapped.
+    /// The position of a descriptor of the double of CUDA says which pages of its file it is of: the first one in the lower 31
+    /// bits, and their number, or 0 for the whole file. Errors: EINVAL for bytes beyond the end, and where it cannot be mapped.
     pub(crate) fn map(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Self, i32> {
         const PAGE: u64 = 4096;
         let end = offset.checked_add(len).ok_or(libc::EINVAL)?;
-        let file = File::from(fd.try_clone_to_owned().map_err(|_| libc::EBADF)?);
-        if file.metadata().map_err(|_| libc::EBADF)?.len() < end {
+        let mut file = File::from(fd.try_clone_to_owned().map_err(|_| libc::EBADF)?);
+        let of = file.stream_position().map_err(|_| libc::EBADF)?;
+        let (first, pages) = ((of & 0x7fff_ffff) * PAGE, of >> 31);
+        let size = file.metadata().map_err(|_| libc::EBADF)?.len();
+        if end > if pages == 0 { size } else { pages * PAGE } || end > size.saturating_sub(first) {
             return Err(libc::EINVAL);
         }
+        let offset = first + offset;
         let skip = (offset % PAGE) as usize;
         let len = len as usize + skip;
         let from = libc::off_t::try_from(offset - offset % PAGE).map_err(|_| libc::EINVAL)?;

@@ -24,7 +24,7 @@ const DMA_BUF_FD: c_int = 1;
 const CURRENT: c_int = 0;
 const TO_ALL: c_int = 200;
 
-/// An allocation that network devices may register.
+/// Memory that network devices may register.
 #[derive(Debug)]
 pub(crate) struct Exported {
     /// A dma-buf of whole pages.
@@ -40,16 +40,21 @@ pub(crate) struct Exported {
 pub(crate) struct Flush(usize);
 
 impl Cuda {
-    /// A descriptor of an allocation. Failures: 801 for memory, a GPU or a driver without that, or where what is written to the
+    /// A descriptor of `len` bytes at `addr` of an allocation, and no more than the pages that have them: each descriptor takes of
+    /// the GPU's window on the bus. Failures: 801 for memory, a GPU or a driver without that, or where what is written to the
     /// memory could not be waited for; those of the driver.
-    pub(crate) fn dmabuf(&self, of: &Allocation) -> Result<Exported, Failure> {
+    pub(crate) fn dmabuf(
+        &self,
+        of: &Allocation,
+        (addr, len): (u64, usize),
+    ) -> Result<Exported, Failure> {
         let direct = self.direct.ok_or(Failure::NOT_SUPPORTED)?;
         // Drivers have died of SIGSEGV where memory of a pool was asked for (rapidsai/ucxx#749).
         if of.is_mapped() && !self.is_created(of) {
             return Err(Failure::NOT_SUPPORTED);
         }
         let (context, page) = (self.context_of(of), process::page_size() as u64);
-        let (start, end) = (of.start - of.start % page, of.end().next_multiple_of(page));
+        let (start, end) = (addr - addr % page, (addr + len as u64).next_multiple_of(page));
         let (mut fd, mut flush) = (-1, None);
         self.within(context, || {
             flush = order(direct, of.ordinal)?.then_some(Flush(context));

@@ -118,7 +118,7 @@ impl Gpus {
         (addr, len): (u64, usize),
         permission: Permission,
     ) -> Result<Registered, Errno> {
-        let exported = cuda.dmabuf(of).map_err(|failure| {
+        let exported = cuda.dmabuf(of, (addr, len)).map_err(|failure| {
             log::limited!(
                 cause: failure.0,
                 "CUDA answers {} where a dma-buf of device memory is asked for",
