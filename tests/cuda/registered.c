@@ -92,7 +92,7 @@ static void freed(struct side *side)
 	ptr at = 0;
 	int n, result = 2;
 
-	for (n = 0; n < 3; n++) {
+	for (n = 0; n < 6; n++) {
 		if (side->rank == 1) {
 			double end = now() + 1;
 

@@ -211,6 +211,8 @@ pub(crate) struct Allocations {
     by_base: BTreeMap<usize, Arc<Allocation>>,
     /// Addresses that were freed, the newest last: they are used again first.
     freed: Vec<(usize, usize)>,
+    /// Device memory that was freed while dma-bufs hold it, and its bytes.
+    held: Vec<(OwnedFd, usize)>,
 }
 
 impl Allocations {
@@ -241,6 +243,10 @@ impl Allocations {
         self.by_base.get(&base).filter(|allocation| right(&allocation.kind))?;
         let allocation = self.by_base.remove(&base)?;
         allocation.end();
+        if let Kind::Device(mapping) = &allocation.kind {
+            let held = if mapping.is_held() { sys::duplicate(mapping.fd()) } else { None };
+            self.held.extend(held.map(|fd| (fd, allocation.len)));
+        }
         if !allocation.is_mapped() {
             self.freed.push((base, allocation.len));
         }
@@ -252,6 +258,14 @@ impl Allocations {
         let its: Vec<_> =
             self.by_base.values().filter(|of| of.context == context).map(|of| of.base).collect();
         its.into_iter().for_each(|base| _ = self.take(base, |_| true));
+    }
+
+    /// Bytes of device memory that are not free.
+    pub(crate) fn used(&mut self) -> usize {
+        self.held.retain(|(fd, _)| sys::is_held(fd));
+        let is = |of: &&Arc<Allocation>| matches!(of.kind, Kind::Device(_));
+        let there: usize = self.by_base.values().filter(is).map(|of| of.len).sum();
+        there + self.held.iter().map(|(_, len)| len).sum::<usize>()
     }
 
     /// An address for `len` bytes that was used before; 0: any.

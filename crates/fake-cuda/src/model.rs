@@ -240,6 +240,10 @@ impl Model {
     }
 
     pub(crate) fn allocate(&mut self, len: usize) -> Answer<usize> {
+        let memory = Settings::get().memory;
+        if memory.is_some_and(|memory| self.allocations.used() + len > memory) {
+            return Err(OUT_OF_MEMORY);
+        }
         let mapping = self.bytes(len, false)?;
         self.add(len, mapping, Kind::Device)
     }

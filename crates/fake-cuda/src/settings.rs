@@ -16,6 +16,9 @@ pub const NOPEER: &str = "FAKE_CUDA_NOPEER";
 /// Set: a device sees what other devices have written to its memory without cuFlushGPUDirectRDMAWrites. The double of
 /// libibverbs reads this too.
 pub const ORDERED: &str = "FAKE_CUDA_ORDERED";
+/// Bytes of device memory that cuMemAlloc has; without limit if it is not set. What is freed while a dma-buf holds it is not
+/// free.
+pub const MEMORY: &str = "FAKE_CUDA_MEMORY";
 /// The most that a copy is late, microseconds; 20 if it is not set.
 pub const DELAY_US: &str = "FAKE_CUDA_DELAY_US";
 /// `CALL:TIME`: that call of cuMemcpyAsync, counted as for failures, begins a copy that is so late, microseconds.
@@ -32,6 +35,7 @@ pub(crate) struct Settings {
     pub(crate) first: u64,
     pub(crate) apart: bool,
     pub(crate) ordered: bool,
+    pub(crate) memory: Option<usize>,
     pub(crate) delay_us: u64,
     pub(crate) seed: u64,
     /// A call of cuMemcpyAsync, and how late its copy is.
@@ -51,6 +55,7 @@ impl Settings {
             first: number(FIRST, 0),
             apart: number(NOPEER, 0) != 0,
             ordered: number(ORDERED, 0) != 0,
+            memory: Some(number(MEMORY, 0) as usize).filter(|memory| *memory > 0),
             delay_us: number(DELAY_US, 20),
             seed: number(SEED, 1),
             late: std::env::var(LATE).ok().as_deref().and_then(late),
@@ -112,6 +117,7 @@ mod tests {
             first: 0,
             apart: false,
             ordered: false,
+            memory: None,
             delay_us: 0,
             seed: 0,
             late: late("12:500"),

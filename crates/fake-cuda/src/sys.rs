@@ -106,9 +106,9 @@ impl Mapping {
         lock(&self.fd, libc::F_OFD_SETLK, libc::F_RDLCK).is_some()
     }
 
-    /// Whether another process holds the bytes.
+    /// Whether another process, or a dma-buf, holds the bytes.
     pub(crate) fn is_held(&self) -> bool {
-        lock(&self.fd, libc::F_OFD_GETLK, libc::F_WRLCK) != Some(libc::F_UNLCK)
+        is_held(&self.fd)
     }
 
     /// A word behind the bytes.
@@ -169,6 +169,11 @@ pub(crate) fn len_of(file: &OwnedFd) -> Option<usize> {
     (file.metadata().ok()?.len() as usize).checked_sub(PAGE)
 }
 
+/// Whether anything but the descriptor itself holds the bytes of a [`file`].
+pub(crate) fn is_held(file: &OwnedFd) -> bool {
+    lock(file, libc::F_OFD_GETLK, libc::F_WRLCK) != Some(libc::F_UNLCK)
+}
+
 /// A lock of a whole file, of the open file description; what fcntl(2) answers. `None`: an error.
 fn lock(file: &OwnedFd, command: i32, kind: i32) -> Option<i32> {
     // SAFETY: all zeros are a lock: of the whole file, from its begin on.
@@ -180,13 +185,15 @@ fn lock(file: &OwnedFd, command: i32, kind: i32) -> Option<i32> {
 }
 
 /// A descriptor of `len` bytes from `start` on of a [`file`], whole pages: its position says which, in pages, the begin in the
-/// lower 31 bits. Nobody else has this position.
+/// lower 31 bits. Nobody else has this position. It holds the bytes as long as it, or a mapping of it, is there.
 pub(crate) fn part(fd: i32, start: usize, len: usize) -> Option<OwnedFd> {
     let path = format!("/proc/self/fd/{fd}");
     let file = std::fs::OpenOptions::new().read(true).write(true).open(path).ok()?;
-    let at = (len / PAGE) << 31 | start / PAGE;
+    let at = ((len / PAGE) << 31) + start / PAGE;
     (&file).seek(SeekFrom::Start(at as u64)).ok()?;
-    Some(OwnedFd::from(file))
+    let file = OwnedFd::from(file);
+    lock(&file, libc::F_OFD_SETLK, libc::F_RDLCK)?;
+    Some(file)
 }
 
 /// A descriptor that the program lends, as one of the double's own.

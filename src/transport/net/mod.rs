@@ -1366,6 +1366,7 @@ fn beside_turn(
     follow(bulk, core, now, above);
     let Some(bulk) = bulk else { return n };
     renew(bulk.as_mut(), core, moves, now, above);
+    bulk.tend(now);
     if bulk.has_work() {
         (rhythm.hot, rhythm.bulk_hot) = (COOLING, true);
         n += poll_bulk(bulk.as_mut(), core, now, above);

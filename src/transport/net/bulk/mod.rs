@@ -191,6 +191,11 @@ pub(crate) trait Bulk: fmt::Debug + Send {
     /// There are messages to send, or events to process.
     fn has_work(&self) -> bool;
 
+    /// Gives back, now and then, what the application uses no more.
+    fn tend(&mut self, now: u64) {
+        let _ = now;
+    }
+
     /// Processes a bounded number of events. Returns their number.
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize;
 

@@ -268,6 +268,10 @@ impl Bulk for Ways {
         !self.controls.is_empty() || self.all().any(|way| way.has_work())
     }
 
+    fn tend(&mut self, now: u64) {
+        self.all_mut().for_each(|way| way.tend(now));
+    }
+
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize {
         let mut n = 0;
         for number in 0..RAILS + self.rails.len() {

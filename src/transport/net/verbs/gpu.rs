@@ -1,36 +1,26 @@
 //! Memory of GPUs that an RDMA device accesses itself (GPUDirect RDMA), registered by the descriptor of a dma-buf.
 //!
-//! A registration of a whole allocation is kept for later messages under the number that the driver gives an allocation
-//! (BUFFER_ID), which no other one of the process has. The driver is asked for the number of the address each time, so memory
-//! that was freed, and whose address another allocation has since, is never taken for it. The kernel keeps memory that was
-//! freed as long as it is registered: such registrations end when the next one is made.
+//! A registration of a whole allocation is kept for later messages ([`Allocations`]) under the number that the driver gives an
+//! allocation (BUFFER_ID), which no other one of the process has. The driver is asked for the number of the address each time,
+//! so memory that was freed, and whose address another allocation has since, is never taken for it.
 //!
 //! Not run on a GPU; on doubles of the driver and of the device only.
 
-use crate::sys::Errno;
-use crate::sys::cuda::{Allocation, Cuda, Flush};
+use super::allocations::Allocations;
+use crate::sys::cuda::{Allocation, Cuda, Failure, Flush};
 use crate::sys::verbs::{Permission, Registrar, Registration};
+use crate::sys::{Errno, clock};
 use crate::telemetry::log;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// Most allocations that are kept registered: what is registered takes of the GPU's window on the bus.
-const KEPT_MAX: usize = 64;
 
 /// The memory of GPUs that is registered with one protection domain.
 pub(super) struct Gpus {
     registrar: Registrar,
     /// For requests of messages: what it allows.
     permission: Permission,
-    /// The least recently used first.
-    kept: Mutex<Vec<Kept>>,
-}
-
-/// An allocation, and its registration, or why there is none.
-struct Kept {
-    id: u64,
-    start: u64,
-    made: Result<Registered, Errno>,
+    /// Whole allocations; `None`: none is kept, and each request registers its bytes.
+    kept: Option<Mutex<Allocations<Allocation, Registered>>>,
 }
 
 /// Registered memory of a GPU.
@@ -43,11 +33,12 @@ pub(super) struct Registered {
 
 impl Gpus {
     /// With a device that takes memory of GPUs; logs what it does. `None`: it does not, or is not to (`wanted`), or nobody
-    /// has loaded CUDA. `offers`: peers read some of the memory.
+    /// has loaded CUDA. `offers`: peers read some of the memory. `keeps`: registrations may be kept (FI_UDRV_CACHE).
     pub(super) fn new(
         registrar: Registrar,
         name: &str,
         (wanted, offers): (bool, bool),
+        keeps: bool,
     ) -> Option<Self> {
         Cuda::get()?;
         if !wanted {
@@ -71,33 +62,36 @@ impl Gpus {
             true => Permission::Exposed { reads: true, writes: true },
             false => Permission::RemoteWrite,
         };
-        Some(Self { registrar, permission, kept: Mutex::default() })
+        Some(Self { registrar, permission, kept: keeps.then(Mutex::default) })
     }
 
-    /// A registration of the allocation that has the `len` bytes at `addr`. Errors: EFAULT for bytes of more than one allocation; those
-    /// of the driver and of the device.
+    /// A registration that has the `len` bytes at `addr`. Errors: EFAULT for bytes of more than one allocation; ENOMEM where that may
+    /// be otherwise later; those of the driver and of the device.
     pub(super) fn get(&self, addr: u64, len: usize) -> Result<Registered, Errno> {
         let (cuda, of) = find(addr, len)?;
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(at) = kept.iter().position(|kept| kept.id == of.id && kept.start == of.start) {
-            let found = kept.remove(at);
-            let made = found.made.clone();
-            kept.push(found);
-            return made;
+        let Some(kept) = &self.kept else {
+            return self.register(cuda, &of, (addr, len), self.permission);
+        };
+        let now = clock::now_ns();
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.sweep(now, |of| is_there(cuda, of));
+        kept.get(of, now, || {
+            let made = self.register(cuda, &of, (of.start, of.len), self.permission);
+            made.map(|made| (made, of.len)).inspect_err(|errno| {
+                log::limited!(
+                    cause: errno.0,
+                    "an RDMA device does not access an allocation of a GPU, which is copied through the host: {errno}"
+                );
+            })
+        })
+    }
+
+    /// Gives back allocations that were freed, now and then.
+    pub(super) fn tend(&self, now: u64) {
+        if let (Some(cuda), Some(kept)) = (Cuda::get(), &self.kept) {
+            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.sweep(now, |of| is_there(cuda, of));
         }
-        kept.retain(|kept| matches!(cuda.find(kept.start), Ok(Some(now)) if now.id == kept.id));
-        let made = self.register(cuda, &of, (of.start, of.len), self.permission);
-        if let Err(errno) = &made {
-            log::limited!(
-                cause: errno.0,
-                "an RDMA device does not access an allocation of a GPU, which is copied through the host: {errno}"
-            );
-        }
-        if kept.len() >= KEPT_MAX {
-            kept.remove(0);
-        }
-        kept.push(Kept { id: of.id, start: of.start, made: made.clone() });
-        made
     }
 
     /// A registration of exactly these bytes. Errors: as [`Self::get`].
@@ -124,10 +118,19 @@ impl Gpus {
                 "CUDA answers {} where a dma-buf of device memory is asked for",
                 failure.0
             );
-            Errno(libc::EOPNOTSUPP)
+            match failure {
+                Failure::NOT_SUPPORTED => Errno(libc::EOPNOTSUPP),
+                failure if failure.is_shortage() => Errno(libc::ENOMEM),
+                _ => Errno(libc::EIO),
+            }
         })?;
         let at = (addr - exported.start, addr, len);
-        let registration = self.registrar.register_dmabuf(exported.fd.as_fd(), at, permission)?;
+        let registered = self.registrar.register_dmabuf(exported.fd.as_fd(), at, permission);
+        let registration = registered.map_err(|errno| match errno {
+            Errno(libc::EINTR | libc::EAGAIN) => Errno(libc::ENOMEM),
+            errno if errno.is_shortage() => Errno(libc::ENOMEM),
+            errno => errno,
+        })?;
         Ok(Registered { registration: Arc::new(registration), flush: exported.flush })
     }
 }
@@ -140,6 +143,11 @@ fn find(addr: u64, len: usize) -> Result<(&'static Cuda, Allocation), Errno> {
     // Without a number nothing tells it from what was there before.
     let inside = of.id != 0 && addr.saturating_add(len as u64) <= of.end();
     inside.then_some((cuda, of)).ok_or(FAULT)
+}
+
+/// Whether an allocation is that of its address still.
+fn is_there(cuda: &Cuda, of: &Allocation) -> bool {
+    cuda.find(of.start) == Ok(Some(*of))
 }
 
 /// What the device has written to such memory is there when this returns. False: nobody knows.

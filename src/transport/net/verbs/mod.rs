@@ -4,6 +4,7 @@
 //! their queue-pair addresses, and validate the path. Everything that cannot go through the device goes through the
 //! socket.
 
+mod allocations;
 mod aside;
 mod choice;
 pub(crate) mod config;

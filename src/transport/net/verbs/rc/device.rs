@@ -4,7 +4,7 @@
 use super::link::{Device, Event, Kept, Local, QueuePair, Region};
 use super::{Rc, STUCK_NS, WINDOWS};
 use crate::memory::SegmentList;
-use crate::memory::cache::{Access, Lease, Refusal, Vigil};
+use crate::memory::cache::{Access, CachePolicy, Lease, Refusal, Vigil};
 use crate::sys::Errno;
 use crate::sys::cuda::{Cuda, Flush};
 use crate::sys::verbs::{
@@ -64,7 +64,8 @@ pub(crate) fn open(spot: &Spot, settings: &RdmaSettings) -> Result<Option<Box<dy
         };
         let memory = registrar::memory(&port, &cache, (offers.0, any_order))?;
         let registrar = port.registrar().in_any_order(any_order);
-        let gpus = Gpus::new(registrar, device.name(), (wants_gpus, offers.0));
+        let keeps = cache.policy != CachePolicy::Off;
+        let gpus = Gpus::new(registrar, device.name(), (wants_gpus, offers.0), keeps);
         Ok(Port { port, memory, gpus, place, offers })
     });
     Ok(Some(Box::new(Rc::new(opener, limit, stuck_ns(timeout))?)))
@@ -304,6 +305,12 @@ impl Device for Port {
 
     fn takes_gpus(&self) -> bool {
         self.gpus.is_some()
+    }
+
+    fn tend(&self, now: u64) {
+        if let Some(gpus) = &self.gpus {
+            gpus.tend(now);
+        }
     }
 
     fn offers(&self, near: bool) -> bool {

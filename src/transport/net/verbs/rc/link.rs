@@ -121,6 +121,10 @@ pub(super) trait Device: Send {
     fn takes_gpus(&self) -> bool {
         false
     }
+    /// Gives back, now and then, memory of GPUs that the application has freed.
+    fn tend(&self, now: u64) {
+        let _ = now;
+    }
     /// Whether GET rendezvous pays off; `near`: for receivers on this host.
     fn offers(&self, near: bool) -> bool;
     /// Registers the one segment of `part`, for a peer to read it. Errors: it cannot be.

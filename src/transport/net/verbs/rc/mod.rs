@@ -714,6 +714,12 @@ impl<D: Device> Bulk for Rc<D> {
             || self.device.as_ref().is_some_and(|device| self.exposed.has_changed(device))
     }
 
+    fn tend(&mut self, now: u64) {
+        if let Some(device) = &self.device {
+            device.tend(now);
+        }
+    }
+
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize {
         self.armed = false;
         if !self.waiting.is_empty() {

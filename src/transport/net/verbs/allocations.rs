@@ -1,0 +1,167 @@
+//! Allocations of GPUs that are kept registered, or that cannot be.
+//!
+//! The kernel keeps the memory of an allocation that its program has freed as long as it is registered, and what is
+//! registered takes of the GPU's window on the bus. So what is kept is bounded, and those that were freed are looked for
+//! every [`SWEEP_NS`].
+
+use crate::sys::Errno;
+use crate::transport::net::agreement::pause::{Failures, PAUSE_NS};
+
+/// Most allocations that are kept.
+const COUNT_MAX: usize = 64;
+/// Most bytes of them, unless one alone has more.
+const BYTES_MAX: usize = 16 << 30;
+/// Time between two searches for those that were freed, nanoseconds.
+pub(super) const SWEEP_NS: u64 = 100_000_000;
+
+/// An allocation that is registered, or why it is not.
+#[derive(Debug)]
+struct Kept<A, R> {
+    of: A,
+    /// Bytes that are registered.
+    len: usize,
+    made: Result<R, Errno>,
+    failures: Failures,
+}
+
+/// Allocations `A`, and what was made of each: `R`.
+#[derive(Debug)]
+pub(super) struct Allocations<A, R> {
+    /// The least recently used first.
+    list: Vec<Kept<A, R>>,
+    swept_at: u64,
+}
+
+impl<A, R> Default for Allocations<A, R> {
+    fn default() -> Self {
+        Self { list: Vec::new(), swept_at: 0 }
+    }
+}
+
+impl<A: PartialEq, R: Clone> Allocations<A, R> {
+    /// What was made of `of`, or is now by `make`, bytes and all. Errors: those of `make`, which is tried again later, except after
+    /// EOPNOTSUPP.
+    pub(super) fn get(
+        &mut self,
+        of: A,
+        now: u64,
+        make: impl FnOnce() -> Result<(R, usize), Errno>,
+    ) -> Result<R, Errno> {
+        let before = self.list.iter().position(|kept| kept.of == of).map(|at| self.list.remove(at));
+        let failures = match before {
+            Some(known) if known.is_final(now) => {
+                let made = known.made.clone();
+                self.list.push(known);
+                return made;
+            }
+            Some(Kept { failures, .. }) => failures,
+            None => Failures::default(),
+        };
+        let mut kept = match make() {
+            Ok((made, len)) => Kept { of, len, made: Ok(made), failures: Failures::default() },
+            Err(errno) => Kept { of, len: 0, made: Err(errno), failures },
+        };
+        if kept.made.is_err() {
+            kept.failures.again(now, PAUSE_NS);
+        }
+        let made = kept.made.clone();
+        self.list.push(kept);
+        self.bound();
+        made
+    }
+
+    /// Ends the least recently used ones beyond the bounds.
+    fn bound(&mut self) {
+        let mut bytes = 0;
+        let newest = self.list.iter().rev().enumerate();
+        let within = newest.take_while(|(nth, kept)| {
+            bytes += kept.len;
+            *nth == 0 || *nth < COUNT_MAX && bytes <= BYTES_MAX
+        });
+        let within = within.count();
+        self.list.drain(..self.list.len() - within);
+    }
+
+    /// Ends those that are there no more.
+    pub(super) fn sweep(&mut self, now: u64, is_there: impl Fn(&A) -> bool) {
+        if !self.list.is_empty() && now.saturating_sub(self.swept_at) >= SWEEP_NS {
+            self.swept_at = now;
+            self.list.retain(|kept| is_there(&kept.of));
+        }
+    }
+}
+
+impl<A, R> Kept<A, R> {
+    /// Whether it is not to be tried again now.
+    fn is_final(&self, now: u64) -> bool {
+        match &self.made {
+            Ok(_) | Err(Errno(libc::EOPNOTSUPP)) => true,
+            Err(_) => self.failures.pause(now),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEVER: Errno = Errno(libc::EOPNOTSUPP);
+    const SHORT: Errno = Errno(libc::ENOMEM);
+
+    #[test]
+    fn what_failed_for_a_while_is_tried_again() {
+        let mut list = Allocations::<u8, u8>::default();
+        for (of, errno, tried) in [(1, SHORT, true), (2, NEVER, false)] {
+            assert_eq!(list.get(of, 0, || Err(errno)), Err(errno));
+            assert_eq!(list.get(of, PAUSE_NS - 1, || unreachable!()), Err(errno), "not at once");
+            let mut made = false;
+            let then = list.get(of, PAUSE_NS, || {
+                made = true;
+                Ok((of, 10))
+            });
+            assert_eq!((made, then), (tried, if tried { Ok(of) } else { Err(errno) }));
+        }
+        assert_eq!(list.get(1, u64::MAX, || unreachable!()), Ok(1));
+        // Pauses get longer.
+        assert_eq!(list.get(3, 0, || Err(SHORT)), Err(SHORT));
+        assert_eq!(list.get(3, PAUSE_NS, || Err(SHORT)), Err(SHORT));
+        assert_eq!(list.get(3, 3 * PAUSE_NS - 1, || unreachable!()), Err(SHORT));
+        assert_eq!(list.get(3, 3 * PAUSE_NS, || Ok((3, 1))), Ok(3));
+    }
+
+    #[test]
+    fn the_least_recently_used_give_way_by_number_and_by_bytes() {
+        let mut list = Allocations::<usize, usize>::default();
+        let keeps = |list: &mut Allocations<usize, usize>, of| {
+            let mut kept = true;
+            let _ = list.get(of, 0, || {
+                kept = false;
+                Ok((of, 1))
+            });
+            kept
+        };
+        (0..COUNT_MAX).for_each(|of| assert!(!keeps(&mut list, of)));
+        assert!(keeps(&mut list, 0), "and is the newest now");
+        assert!(!keeps(&mut list, COUNT_MAX));
+        assert!(keeps(&mut list, 0) && !keeps(&mut list, 1));
+        assert_eq!(list.get(1000, 0, || Ok((1, BYTES_MAX + 1))), Ok(1));
+        assert_eq!(list.list.len(), 1, "alone it may be longer");
+        assert_eq!(list.get(1001, 0, || Ok((2, 1))), Ok(2));
+        assert!(keeps(&mut list, 1001) && !keeps(&mut list, 1000));
+    }
+
+    #[test]
+    fn what_was_freed_is_given_back_within_a_time() {
+        let mut list = Allocations::<u8, u8>::default();
+        let now = 10 * SWEEP_NS;
+        for of in [1, 2] {
+            assert_eq!(list.get(of, now, || Ok((of, 1))), Ok(of));
+        }
+        list.sweep(now, |of| *of != 1);
+        assert_eq!(list.list.len(), 1);
+        list.sweep(now + SWEEP_NS - 1, |_| false);
+        assert_eq!(list.list.len(), 1, "it is not asked all the time");
+        list.sweep(now + SWEEP_NS, |_| false);
+        assert!(list.list.is_empty());
+    }
+}
