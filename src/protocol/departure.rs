@@ -31,14 +31,15 @@ impl Core {
         matching.change_messages_of(peer, |message| dropped += message.lose_sender(error.0));
         matching.bytes -= dropped;
         self.arrivals.pushed.forget(peer);
+        let source = self.peers.source(peer, host);
         if departure != Departure::Closed {
-            let source = self.peers.source(peer, host);
             self.peers.mark_dead(peer, error);
-            match source {
-                super::UNKNOWN_SOURCE => {}
-                _ if self.limits.shares_receives => host.lost(source),
-                _ => self.fail_directed(source, error, host),
-            }
+        }
+        match source {
+            super::UNKNOWN_SOURCE => {}
+            _ if self.limits.shares_receives => host.lost(source),
+            _ if departure == Departure::Closed => {}
+            _ => self.fail_directed(source, error, host),
         }
     }
 

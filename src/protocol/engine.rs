@@ -233,6 +233,11 @@ impl<I: Iface> Engine<I> {
         Ok(peer)
     }
 
+    /// Whether messages of the peer at this address arrive.
+    pub(crate) fn hears(&self, address: &Address) -> bool {
+        self.iface.heard(address).is_some_and(|peer| !self.core.peers.is_dead(peer))
+    }
+
     /// One progress pass: receives what has arrived and moves what can be moved. Returns the number of events.
     #[inline]
     pub(crate) fn progress(&mut self, host: &mut impl Host) -> usize {
@@ -327,7 +332,7 @@ impl Core {
         let receives = host.see_shared_receives().unwrap_or(&self.matching.own);
         let waits_for_it = || {
             let source = state.source_now(host);
-            source != UNKNOWN_SOURCE && receives.posted.iter().any(|posted| posted.source == source)
+            source != UNKNOWN_SOURCE && receives.want(source)
         };
         state.outstanding > 0
             || state.deferred() > 0

@@ -296,8 +296,8 @@ pub(crate) trait Host {
     fn heard(&mut self, address: &Address) {
         let _ = address;
     }
-    /// The peer with this index has died. For an endpoint that shares its receives: others may have messages of that peer
-    /// for them, so none has failed yet.
+    /// The peer with this index has departed. For an endpoint that shares its receives: others may have messages of that
+    /// peer for them, so none has failed yet.
     fn lost(&mut self, source: u64) {
         let _ = source;
     }

@@ -137,7 +137,12 @@ impl Peers {
         }
     }
 
-    /// Whether some peer died and has not been heard of since.
+    /// Whether the peer died and has not been heard of since.
+    pub(super) fn is_dead(&self, peer: PeerId) -> bool {
+        self.get(peer).is_some_and(|state| state.bars & DEAD != 0)
+    }
+
+    /// Whether some peer did.
     #[inline(always)]
     pub(super) fn has_dead(&self) -> bool {
         !self.dead.is_empty()

@@ -142,6 +142,16 @@ impl Receives {
         self.posted.len()
     }
 
+    /// The sources that posted receives name.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = u64> {
+        self.posted.iter().map(|posted| posted.source).filter(|source| *source != ANY_SOURCE)
+    }
+
+    /// Whether a posted receive names this source.
+    pub(crate) fn want(&self, source: u64) -> bool {
+        self.sources().any(|wanted| wanted == source)
+    }
+
     /// The source of the receive that was posted last, if that names one.
     pub(super) fn awaited(&self) -> Option<u64> {
         self.posted.newest().map(|posted| posted.source).find(|source| *source != ANY_SOURCE)

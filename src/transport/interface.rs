@@ -665,6 +665,12 @@ pub(crate) trait Iface: Messages + OneSided + Streaming + Sharing {
     /// The address of `peer`.
     fn address_of(&self, peer: PeerId) -> Option<Address>;
 
+    /// The peer at `address`, if messages of it arrive.
+    fn heard(&self, address: &Address) -> Option<PeerId> {
+        let _ = address;
+        None
+    }
+
     /// Name of the transport that carries messages to `peer`, for people.
     fn way(&self, peer: PeerId) -> &'static str {
         let _ = peer;

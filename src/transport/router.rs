@@ -731,6 +731,10 @@ impl Iface for Router {
         self.peers.address(peer)
     }
 
+    fn heard(&self, address: &Address) -> Option<PeerId> {
+        self.peers.find(address).filter(|peer| self.heard_by(*peer).is_some())
+    }
+
     fn way(&self, peer: PeerId) -> &'static str {
         match self.route(peer) {
             Route::By(lane) => on_lane!(self.lanes, lane, t => name_of(t), ""),

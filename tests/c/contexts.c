@@ -76,13 +76,19 @@ static void close_domain(struct domain *d)
 	fi_freeinfo(d->info);
 }
 
-static struct fid_cq *open_queue(struct domain *d)
+/* `size` 0: the usual one. */
+static struct fid_cq *open_queue_of(struct domain *d, size_t size)
 {
-	struct fi_cq_attr attr = { .format = FI_CQ_FORMAT_TAGGED };
+	struct fi_cq_attr attr = { .format = FI_CQ_FORMAT_TAGGED, .size = size };
 	struct fid_cq *cq;
 
 	OK(fi_cq_open(d->domain, &attr, &cq, NULL));
 	return cq;
+}
+
+static struct fid_cq *open_queue(struct domain *d)
+{
+	return open_queue_of(d, 0);
 }
 
 static fi_addr_t learn(struct domain *d, struct fid *fid)
@@ -174,8 +180,8 @@ struct shared {
 
 static struct fi_context contexts[64];
 
-/* `flags` beside FI_TRANSMIT and FI_RECV, for the endpoints that share. */
-static void open_shared_with(struct shared *s, uint64_t flags)
+/* `flags` beside FI_TRANSMIT and FI_RECV, for the endpoints that share, and the size of their queues. */
+static void open_shared_with(struct shared *s, uint64_t flags, size_t size)
 {
 	uint64_t caps = FI_MSG | FI_TAGGED | FI_SOURCE | FI_DIRECTED_RECV;
 
@@ -190,7 +196,7 @@ static void open_shared_with(struct shared *s, uint64_t flags)
 	OK(fi_ep_bind(s->sender, &s->sent->fid, FI_TRANSMIT | FI_RECV));
 	OK(fi_enable(s->sender));
 	for (int i = 0; i < COUNT; i++) {
-		s->cq[i] = open_queue(&s->here);
+		s->cq[i] = open_queue_of(&s->here, size);
 		OK(fi_endpoint(s->here.domain, s->here.info, &s->ep[i], NULL));
 		OK(fi_ep_bind(s->ep[i], &s->here.av->fid, 0));
 		OK(fi_ep_bind(s->ep[i], &s->cq[i]->fid, FI_TRANSMIT | FI_RECV | flags));
@@ -208,7 +214,7 @@ static void open_shared_with(struct shared *s, uint64_t flags)
 
 static void open_shared(struct shared *s)
 {
-	open_shared_with(s, 0);
+	open_shared_with(s, 0, 0);
 }
 
 static void close_shared(struct shared *s)
@@ -335,7 +341,7 @@ static void a_silent_buffer_goes_back(void)
 	struct iovec iov = { incoming, 400 };
 	struct fi_msg msg = { .msg_iov = &iov, .iov_count = 1, .addr = FI_ADDR_UNSPEC, .context = contexts };
 
-	open_shared_with(&s, FI_SELECTIVE_COMPLETION);
+	open_shared_with(&s, FI_SELECTIVE_COMPLETION, 0);
 	OK(fi_setopt(&s.srx->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &min, sizeof(min)));
 	send_to(&s, 0, 100, 0);
 	poll_only(s.cq[0], s.sent);
@@ -502,7 +508,7 @@ static void hear_the_dead(bool early)
 	OK(fi_tinject(s.ep[2], outgoing, 8, dead, 1));
 	OK(kill(child, SIGKILL));
 	SAME(waitpid(child, &status, 0), child);
-	CHECK(error_of(s.cq[2], s.cq[2], &contexts[1]) != FI_ECANCELED);
+	CHECK(error_of(s.cq[2], s.cq[3], &contexts[1]) != FI_ECANCELED);
 
 	OK(fi_trecv(s.srx, incoming, 8, NULL, dead, 7, 0, &contexts[1]));
 	CHECK(wait_for(s.cq[2], NULL, 0, NULL).op_context == &contexts[1]);
@@ -541,13 +547,14 @@ struct name {
 	size_t len;
 };
 
-/* A process at the address of `own`, if that is one, that sends a message of each tag it hears, and waits to be killed. */
-static void speak(int link, struct name *own, const struct name *to_name)
+/* A process at the address of `own`, if that is one, that sends a message of each tag it hears, of 100 and more to the second
+ * of the endpoints, says so, and waits to be killed. */
+static void speak(int link, struct name *own, const struct name *to_names)
 {
 	struct domain d;
 	struct fid_ep *ep;
 	struct fid_cq *cq;
-	fi_addr_t to;
+	fi_addr_t to[2];
 	uint64_t tag;
 
 	open_domain(&d, FI_MSG | FI_TAGGED, 0, 0);
@@ -558,74 +565,227 @@ static void speak(int link, struct name *own, const struct name *to_name)
 	if (own->len)
 		OK(fi_setname(&ep->fid, own->bytes, own->len));
 	OK(fi_enable(ep));
-	SAME(fi_av_insert(d.av, to_name->bytes, 1, &to, 0, NULL), 1);
+	for (int i = 0; i < 2; i++)
+		SAME(fi_av_insert(d.av, to_names[i].bytes, 1, &to[i], 0, NULL), 1);
 	own->len = sizeof(own->bytes);
 	OK(fi_getname(&ep->fid, own->bytes, &own->len));
 	SAME(write(link, own, sizeof(*own)), sizeof(*own));
 	for (;;) {
 		if (recv(link, &tag, sizeof(tag), MSG_DONTWAIT) == sizeof(tag)) {
 			fill(outgoing, 8, tag);
-			OK(fi_tsend(ep, outgoing, 8, NULL, to, tag, NULL));
+			OK(fi_tsend(ep, outgoing, 8, NULL, to[tag >= 100], tag, NULL));
 			wait_for(cq, NULL, 0, NULL);
+			/* The network may keep what is short for a moment. */
+			poll_only(cq, cq);
+			SAME(write(link, &tag, sizeof(tag)), sizeof(tag));
 		}
 		fi_cq_read(cq, NULL, 0);
 	}
 }
 
-static pid_t open_speaker(int *link)
-{
-	struct name names[2];
-	pid_t child = branch(link);
+struct speaker {
+	pid_t pid;
+	int link;
+};
 
-	if (!child) {
-		if (read(*link, names, sizeof(names)) != sizeof(names))
+static struct speaker open_speaker(void)
+{
+	struct speaker speaker;
+	struct name names[3];
+
+	speaker.pid = branch(&speaker.link);
+	if (!speaker.pid) {
+		if (read(speaker.link, names, sizeof(names)) != sizeof(names))
 			_exit(1);
-		speak(*link, &names[0], &names[1]);
+		speak(speaker.link, &names[0], &names[1]);
 	}
-	return child;
+	return speaker;
 }
 
-static void say(int link, uint64_t tag)
+/* Lets it speak to two of the endpoints, at this address if that is one, which becomes its own. */
+static void introduce(struct shared *s, const struct speaker *speaker, struct name *own, int first, int second)
 {
-	SAME(write(link, &tag, sizeof(tag)), sizeof(tag));
+	struct name names[3] = { *own };
+	int eps[] = { first, second };
+
+	for (int i = 0; i < 2; i++) {
+		names[1 + i].len = NAME_MAX_LEN;
+		OK(fi_getname(&s->ep[eps[i]]->fid, names[1 + i].bytes, &names[1 + i].len));
+	}
+	SAME(write(speaker->link, names, sizeof(names)), sizeof(names));
+	SAME(read(speaker->link, own, sizeof(*own)), sizeof(*own));
+}
+
+static void say(const struct speaker *speaker, uint64_t tag)
+{
+	uint64_t said;
+
+	SAME(write(speaker->link, &tag, sizeof(tag)), sizeof(tag));
+	SAME(read(speaker->link, &said, sizeof(said)), sizeof(said));
+}
+
+static void end_speaker(const struct speaker *speaker)
+{
+	OK(kill(speaker->pid, SIGKILL));
+	SAME(waitpid(speaker->pid, NULL, 0), speaker->pid);
+	close(speaker->link);
+}
+
+/* Ends a speaker to which an endpoint has sent something that completes when it is received. */
+static void end_owed(const struct speaker *speaker, struct fid_ep *ep, fi_addr_t peer, void *context)
+{
+	struct iovec iov = { outgoing, 8 };
+	struct fi_msg_tagged msg = { .msg_iov = &iov, .iov_count = 1, .addr = peer, .context = context };
+
+	OK(kill(speaker->pid, SIGSTOP));
+	OK(fi_tsendmsg(ep, &msg, FI_DELIVERY_COMPLETE));
+	end_speaker(speaker);
 }
 
 /* A peer has died for one endpoint, and its next incarnation sends to another one. */
 static void the_next_incarnation_is_heard(void)
 {
 	struct shared s;
-	struct name names[2] = { 0 };
-	int links[2];
-	pid_t speakers[2];
+	struct name own = { .len = 0 };
+	struct speaker speakers[2];
 	fi_addr_t peer;
 
 	for (int i = 0; i < 2; i++)
-		speakers[i] = open_speaker(&links[i]);
+		speakers[i] = open_speaker();
 	open_shared(&s);
 	for (int i = 0; i < 2; i++) {
 		struct fid_cq *cq = s.cq[2 - i];
 
-		names[1].len = NAME_MAX_LEN;
-		OK(fi_getname(&s.ep[2 - i]->fid, names[1].bytes, &names[1].len));
-		SAME(write(links[i], names, sizeof(names)), sizeof(names));
-		SAME(read(links[i], names, sizeof(*names)), sizeof(*names));
+		introduce(&s, &speakers[i], &own, 2 - i, 2 - i);
 		if (!i)
-			SAME(fi_av_insert(s.here.av, names[0].bytes, 1, &peer, 0, NULL), 1);
+			SAME(fi_av_insert(s.here.av, own.bytes, 1, &peer, 0, NULL), 1);
 		/* From anybody first: of the second one nothing is heard yet. */
 		for (uint64_t tag = 1; tag < 4; tag++) {
 			OK(fi_trecv(s.srx, incoming, 8, NULL, tag == 1 ? FI_ADDR_UNSPEC : peer, tag, 0, &contexts[tag]));
 			poll_only(s.cq[0], s.sent);
-			say(links[i], tag);
+			say(&speakers[i], tag);
 			CHECK(wait_for(cq, s.cq, COUNT, NULL).op_context == &contexts[tag]);
 			CHECK(holds(incoming, 8, tag, 0));
 		}
 		OK(fi_trecv(s.srx, incoming, 8, NULL, peer, 9, 0, &contexts[9]));
-		OK(kill(speakers[i], SIGKILL));
-		SAME(waitpid(speakers[i], NULL, 0), speakers[i]);
+		end_speaker(&speakers[i]);
 		CHECK(error_of(cq, s.cq[0], &contexts[9]) != FI_ECANCELED);
-		close(links[i]);
 	}
 	close_shared(&s);
+}
+
+/* A receive that waits for a dead peer is reported by one of the endpoints. */
+static void fails_somewhere(struct shared *s, void *context)
+{
+	double end = now() + PATIENCE_S;
+	int i = 0;
+
+	while (fi_cq_read(s->cq[i], NULL, 0) != -FI_EAVAIL) {
+		CHECK(now() < end);
+		i = (i + 1) % COUNT;
+	}
+	CHECK(error_of(s->cq[i], s->cq[i], context) != FI_ECANCELED);
+}
+
+/* The other way round: one endpoint finds out that a peer has died when the next incarnation is linked to another one. */
+static void a_late_death_is_outweighed(void)
+{
+	struct shared s;
+	struct name own = { .len = 0 };
+	struct speaker speakers[2];
+	fi_addr_t peer;
+
+	for (int i = 0; i < 2; i++)
+		speakers[i] = open_speaker();
+	open_shared(&s);
+	introduce(&s, &speakers[0], &own, 2, 1);
+	SAME(fi_av_insert(s.here.av, own.bytes, 1, &peer, 0, NULL), 1);
+	OK(fi_trecv(s.srx, incoming, 8, NULL, peer, 1, 0, &contexts[1]));
+	say(&speakers[0], 1);
+	CHECK(wait_for(s.cq[2], NULL, 0, NULL).op_context == &contexts[1]);
+	end_owed(&speakers[0], s.ep[2], peer, &contexts[0]);
+
+	introduce(&s, &speakers[1], &own, 2, 1);
+	OK(fi_trecv(s.srx, incoming, 8, NULL, FI_ADDR_UNSPEC, 101, 0, &contexts[1]));
+	say(&speakers[1], 101);
+	CHECK(wait_for(s.cq[1], NULL, 0, NULL).op_context == &contexts[1]);
+	OK(fi_trecv(s.srx, incoming, 8, NULL, peer, 102, 0, &contexts[2]));
+	error_of(s.cq[2], s.cq[2], &contexts[0]);
+	OK(fi_trecv(s.srx, incoming + 8, 8, NULL, peer, 103, 0, &contexts[3]));
+	for (uint64_t tag = 102; tag < 104; tag++) {
+		say(&speakers[1], tag);
+		CHECK(wait_for(s.cq[1], &s.cq[2], 1, NULL).op_context == &contexts[tag - 100]);
+		CHECK(holds(incoming + 8 * (tag - 102), 8, tag, 0));
+	}
+	empty(s.cq, COUNT);
+
+	/* Now that both are dead, by the last endpoint that has heard of one, and when that closes without knowing. */
+	OK(fi_trecv(s.srx, incoming, 8, NULL, peer, 104, 0, &contexts[4]));
+	end_speaker(&speakers[1]);
+	OK(fi_close(&s.ep[1]->fid));
+	s.ep[1] = NULL;
+	fails_somewhere(&s, &contexts[4]);
+	close_shared(&s);
+}
+
+#define FEW 8
+
+/* A message of a dead peer waits for an endpoint whose queue has no room: a receive for it does not fail. `met`: that
+ * endpoint has heard of the peer before. */
+static void wait_for_a_full_queue(bool met)
+{
+	struct shared s;
+	struct name own = { .len = 0 };
+	struct speaker speaker = open_speaker();
+	volatile uint8_t *filled = incoming;
+	double end;
+	fi_addr_t peer;
+
+	open_shared_with(&s, 0, FEW);
+	introduce(&s, &speaker, &own, 2, 3);
+	SAME(fi_av_insert(s.here.av, own.bytes, 1, &peer, 0, NULL), 1);
+	OK(fi_trecv(s.srx, incoming, 8, NULL, peer, 1, 0, &contexts[1]));
+	say(&speaker, 1);
+	CHECK(wait_for(s.cq[2], NULL, 0, NULL).op_context == &contexts[1]);
+	if (met) {
+		OK(fi_trecv(s.srx, incoming, 8, NULL, peer, 100, 0, &contexts[1]));
+		say(&speaker, 100);
+		CHECK(wait_for(s.cq[3], NULL, 0, NULL).op_context == &contexts[1]);
+	}
+	/* One more than there is room for. */
+	memset(incoming, 0, FEW + 1);
+	outgoing[0] = 1;
+	for (int i = 0; i <= FEW; i++) {
+		OK(fi_recv(s.srx, incoming + i, 1, NULL, FI_ADDR_UNSPEC, &contexts[2]));
+		OK(fi_send(s.sender, outgoing, 1, NULL, s.to[3], NULL));
+		wait_for(s.sent, NULL, 0, NULL);
+	}
+	for (end = now() + PATIENCE_S; !filled[FEW]; fi_cq_read(s.cq[3], NULL, 0)) {
+		fi_cq_read(s.sent, NULL, 0);
+		CHECK(now() < end);
+	}
+	say(&speaker, 101);
+	OK(fi_trecv(s.srx, incoming, 8, NULL, peer, 101, 0, &contexts[3]));
+	end_owed(&speaker, s.ep[2], peer, &contexts[0]);
+	error_of(s.cq[2], s.cq[2], &contexts[0]);
+	for (int i = 0; i <= FEW; i++)
+		CHECK(wait_for(s.cq[3], NULL, 0, NULL).op_context == &contexts[2]);
+	CHECK(wait_for(s.cq[3], &s.cq[2], 1, NULL).op_context == &contexts[3]);
+	CHECK(holds(incoming, 8, 101, 0));
+	empty(s.cq, COUNT);
+	OK(fi_trecv(s.srx, incoming, 8, NULL, peer, 102, 0, &contexts[3]));
+	fails_somewhere(&s, &contexts[3]);
+	close_shared(&s);
+}
+
+static void the_dead_wait_for_a_full_queue(void)
+{
+	const char *shm = getenv("FI_UDRV_SHM");
+
+	wait_for_a_full_queue(true);
+	/* Over shared memory a message to an endpoint that has not met its sender is not complete. */
+	if (shm && !strcmp(shm, "0"))
+		wait_for_a_full_queue(false);
 }
 
 static void another_vector_is_refused(void)
@@ -1375,6 +1535,8 @@ static const struct {
 	{ "tags, peeks and cancels", tags_peeks_and_cancels },
 	{ "the dead are heard", the_dead_are_heard },
 	{ "the next incarnation is heard", the_next_incarnation_is_heard },
+	{ "a late death is outweighed", a_late_death_is_outweighed },
+	{ "the dead wait for a full queue", the_dead_wait_for_a_full_queue },
 	{ "another vector is refused", another_vector_is_refused },
 	{ "messages of a shared context are reported", messages_of_a_shared_context_are_reported },
 	{ "bound after enable", bound_after_enable },

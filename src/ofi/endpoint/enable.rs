@@ -248,8 +248,7 @@ impl Endpoint {
         if let Some(engine) = self.engine(guard) {
             engine.abandon_receives(&mut self.host(guard));
         }
-        let this: *const Self = self;
-        shared.state(guard).endpoints.retain(|endpoint| *endpoint != this);
+        shared.leave(self, guard);
     }
 
     /// `fi_enable` of a scalable endpoint or of one of its contexts, in any order: the first call opens the

@@ -62,7 +62,7 @@ impl EndpointHost<'_> {
     }
 
     /// The address of an entry of the address vector.
-    fn address(&self, source: u64) -> Option<Address> {
+    pub(super) fn address(&self, source: u64) -> Option<Address> {
         let av = self.bindings().av.as_ref()?;
         // SAFETY: the guard belongs to the domain of vector and endpoint; one short step.
         let state = unsafe { av.state.get(self.guard) };
@@ -296,7 +296,7 @@ impl Host for EndpointHost<'_> {
 
     fn lost(&mut self, source: u64) {
         if let Some(shared) = &self.bindings().shared_receive {
-            shared.state(self.guard).lost.push(source);
+            shared.state(self.guard).lost.insert(source);
             self.endpoint.state(self.guard).asleep |= LOST_PEER;
         }
     }

@@ -137,7 +137,10 @@ impl Endpoint {
 
     /// Whether the endpoint has to be polled although nothing arrives.
     fn has_work(&self, engine: &Engine<Router>, guard: &Guard<'_>) -> bool {
-        engine.is_busy() || !self.domain.triggers.are_idle(guard)
+        let asks = self.state(guard).asleep & LOST_PEER != 0;
+        engine.is_busy()
+            || !self.domain.triggers.are_idle(guard)
+            || asks && self.host(guard).takes_arrivals()
     }
 
     #[cold]
@@ -148,7 +151,7 @@ impl Endpoint {
         if lost {
             self.bindings(guard).shared_receive.iter().for_each(|shared| shared.end_lost(guard));
         }
-        if self.state(guard).asleep == 0 {
+        if self.state(guard).asleep & !LOST_PEER == 0 {
             return;
         }
         if let Some(engine) = self.engine(guard).filter(|engine| self.has_work(engine, guard)) {

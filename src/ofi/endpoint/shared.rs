@@ -8,7 +8,9 @@
 use super::device;
 use super::entries::{device_entries, receives, vector_receives};
 use super::none::{NO_ATOMIC, NO_COLLECTIVE};
-use super::state::{DEFAULT_MIN_MULTI_RECV, Endpoint, ReceiveState, SharedReceive, SharedTransmit};
+use super::state::{
+    DEFAULT_MIN_MULTI_RECV, Endpoint, LOST_PEER, ReceiveState, SharedReceive, SharedTransmit,
+};
 use super::transfer::{Flags, Special, Tagging, result, segment, vector};
 use super::{cm, options, rma};
 use crate::memory::{Buffers, SegmentList};
@@ -19,7 +21,7 @@ use crate::ofi::lock::{Guard, Locked};
 use crate::ofi::own::{Object, close as close_object};
 use crate::ofi::progress::{By, Progress, progress_for_others};
 use crate::ofi::table::{SLACK, Slack, Table, stubs};
-use crate::protocol::{ANY_SOURCE, PeekAction, ReceiveOp, Receives, Report};
+use crate::protocol::{ANY_SOURCE, Host, PeekAction, ReceiveOp, Receives, Report};
 use libc::iovec;
 use libfabric_sys::{
     FI_ADDR_UNSPEC, FI_AUTH_KEY, FI_CLAIM, FI_CLASS_SRX_CTX, FI_CLASS_STX_CTX, FI_COMPLETION,
@@ -29,6 +31,7 @@ use libfabric_sys::{
     fi_msg, fi_msg_tagged, fi_ops, fi_ops_ep, fi_ops_ep_2_7, fi_ops_msg, fi_ops_tagged, fi_rx_attr,
     fi_tx_attr, fid, fid_ep, fid_stx, fid_t,
 };
+use std::collections::BTreeSet;
 use std::convert::identity;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -184,7 +187,7 @@ pub(in crate::ofi) unsafe fn open_receive(
             receives: Receives::new(1),
             endpoints: Vec::new(),
             min_multi_recv: DEFAULT_MIN_MULTI_RECV,
-            lost: Vec::new(),
+            lost: BTreeSet::new(),
             ends_lost: false,
         }),
         directed: caps & FI_DIRECTED_RECV != 0,
@@ -251,31 +254,65 @@ impl SharedReceive {
         if std::mem::replace(&mut self.state(guard).ends_lost, true) {
             return;
         }
-        while let Some(source) = self.state(guard).lost.pop() {
-            self.fail_hopeless(source, guard);
+        let mut later = BTreeSet::new();
+        while let Some(source) = self.state(guard).lost.pop_first() {
+            if !self.fail_hopeless(source, guard) {
+                later.insert(source);
+            }
         }
-        self.state(guard).ends_lost = false;
+        let state = self.state(guard);
+        state.lost.append(&mut later);
+        state.ends_lost = false;
     }
 
-    /// Fails the receives that wait for a peer that an endpoint knows to be dead, after a look at what the others may have
-    /// of it.
-    fn fail_hopeless(&self, source: u64, guard: &Guard<'_>) {
+    /// Fails the receives that wait for a peer that an endpoint knows to be dead, unless another endpoint hears of it: that
+    /// one finds its death out itself, behind its last message. False: an endpoint has to be asked again when its queue has
+    /// been read, as it takes nothing in before.
+    fn fail_hopeless(&self, source: u64, guard: &Guard<'_>) -> bool {
         if source == ANY_SOURCE {
-            return;
+            return true;
         }
         let knows = |endpoint: &&Endpoint| {
             let (engine, host) = (endpoint.engine(guard), endpoint.host(guard));
             engine.is_some_and(|engine| engine.is_hopeless(source, &host))
         };
-        let Some(endpoint) = self.endpoints(guard).find(knows) else { return };
-        // One look takes a batch of messages, and other peers go on sending.
-        for other in self.endpoints(guard) {
-            (0..LOOKS_MAX).take_while(|_| progress_for_others(other, guard) > 0).for_each(drop);
+        let Some(endpoint) = self.endpoints(guard).find(knows) else { return true };
+        if !self.state(guard).receives.want(source) {
+            return true;
+        }
+        let address = endpoint.host(guard).address(source);
+        let hears = |endpoint: &Endpoint| {
+            let engine = endpoint.engine(guard).zip(address);
+            engine.is_some_and(|(engine, address)| engine.hears(&address))
+        };
+        if self.endpoints(guard).any(hears) {
+            return true;
+        }
+        for other in self.endpoints(guard).filter(|other| !knows(other)) {
+            if !Host::takes_arrivals(&other.host(guard)) {
+                other.state(guard).asleep |= LOST_PEER;
+                return false;
+            }
+            // One look takes a batch of messages, and other peers go on sending.
+            let moves = |_: &usize| !hears(other) && progress_for_others(other, guard) > 0;
+            (0..LOOKS_MAX).take_while(moves).for_each(drop);
+            if hears(other) {
+                return true;
+            }
         }
         if let Some(engine) = endpoint.engine(guard) {
             engine.fail_hopeless(source, &mut endpoint.host(guard));
         }
         endpoint.end_call(guard);
+        true
+    }
+
+    /// An endpoint leaves: another one may know that a peer is dead, which this one has heard.
+    pub(super) fn leave(&self, endpoint: &Endpoint, guard: &Guard<'_>) {
+        let state = self.state(guard);
+        state.endpoints.retain(|known| !std::ptr::eq(*known, endpoint));
+        state.lost.extend(state.receives.sources());
+        self.end_lost(guard);
     }
 
     /// The source that a receive wants, as completions name it. All endpoints have the same address vector.
@@ -351,7 +388,9 @@ fn try_receive(
             break;
         }
     }
-    shared.fail_hopeless(op.source, &guard);
+    if !shared.fail_hopeless(op.source, &guard) {
+        shared.state(&guard).lost.insert(op.source);
+    }
     Ok(())
 }
 
@@ -376,7 +415,7 @@ fn special_receive(
         Special::Claimed { .. } => claimed,
     };
     let endpoint = found.or_else(|| shared.endpoints(guard).next()).ok_or(FI_EOPBADSTATE)?;
-    let entry = crate::protocol::Host::reports_all_receives(&endpoint.host(guard));
+    let entry = Host::reports_all_receives(&endpoint.host(guard));
     let op = ReceiveOp { report: Report::new(op.report.entry() || entry, 0), ..op };
     let outcome = special.carry_out(endpoint, &op, guard);
     endpoint.end_call(guard);

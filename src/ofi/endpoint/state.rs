@@ -24,7 +24,7 @@ use libfabric_sys::{
     FI_ATOMIC, FI_COLLECTIVE, FI_ENOAV, FI_ENOKEY, FI_HMEM_P2P_ENABLED, FI_MSG, FI_READ, FI_RECV,
     FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_SEND, FI_TAGGED, FI_WRITE, fi_addr_t, fid_ep,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -88,8 +88,8 @@ pub(super) struct ReceiveState {
     /// Enabled endpoints; each removes itself before it is freed.
     pub(super) endpoints: Vec<*const Endpoint>,
     pub(super) min_multi_recv: usize,
-    /// Peers that have died, from which receives may wait.
-    pub(super) lost: Vec<u64>,
+    /// Peers that have departed, from which receives may wait.
+    pub(super) lost: BTreeSet<u64>,
     /// Those receives are being ended.
     pub(super) ends_lost: bool,
 }
