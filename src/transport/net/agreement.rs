@@ -155,6 +155,11 @@ impl<L> Agreement<L> {
         self.outbox.push_back((peer, message.encode(self.way)));
     }
 
+    /// Refuses connection `id`, for which `peer` has asked.
+    pub(crate) fn refuse(&mut self, peer: PeerId, id: u32) {
+        self.say(peer, &Message::Refuse(id));
+    }
+
     /// No connection to `peer` is tried for a while.
     pub(crate) fn note_failure(&mut self, peer: PeerId, now: u64) {
         self.failures.entry(peer).or_default().again(now, PAUSE_NS);
@@ -341,7 +346,7 @@ pub(crate) trait Side {
             }
             Err(why) => {
                 self.tell(why);
-                self.agreement().say(peer, &Message::Refuse(id));
+                self.agreement().refuse(peer, id);
             }
         }
     }

@@ -2,9 +2,11 @@
 //! device the kernel asks the network for the peer's Ethernet address, and waits up to a second for an answer.
 
 use crate::sys::Errno;
+use crate::sys::event::Doorbell;
 use crate::sys::process::Home;
 use crate::sys::thread::Thread;
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -19,6 +21,8 @@ pub(super) struct Aside<Q, A> {
     answers: Receiver<(Q, A)>,
     thread: Option<Thread>,
     under_way: usize,
+    /// Rings with each answer.
+    bell: Arc<Doorbell>,
     stop: Arc<AtomicBool>,
     home: Home,
 }
@@ -30,12 +34,13 @@ impl<Q, A> fmt::Debug for Aside<Q, A> {
 }
 
 impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
-    /// Starts the thread, which does `work`. Errors: those of a new thread.
+    /// Starts the thread, which does `work`. Errors: those of a new thread; EMFILE, ENFILE.
     pub(super) fn start(mut work: impl FnMut(&Q) -> A + Send + 'static) -> Result<Self, Errno> {
         let (questions, asked) = channel::<Q>();
         let (answer, answers) = channel();
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
+        let bell = Arc::new(Doorbell::new()?);
+        let (stopped, ring) = (stop.clone(), bell.clone());
         let thread = Thread::start(c"udrv-ah", STACK, move || {
             while let Ok(question) = asked.recv() {
                 if stopped.load(Ordering::Relaxed) {
@@ -45,10 +50,11 @@ impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
                 if answer.send((question, found)).is_err() {
                     return;
                 }
+                ring.ring();
             }
         })?;
         let (questions, thread, home) = (Some(questions), Some(thread), Home::here());
-        Ok(Self { questions, answers, thread, under_way: 0, stop, home })
+        Ok(Self { questions, answers, thread, under_way: 0, bell, stop, home })
     }
 
     /// Asks a question. False: the thread is gone.
@@ -56,6 +62,21 @@ impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
         let asked = self.questions.as_ref().is_some_and(|to| to.send(question).is_ok());
         self.under_way += usize::from(asked);
         asked
+    }
+
+    /// Readable from an answer on until [`silence`](Self::silence).
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.bell.fd()
+    }
+
+    /// Comes before a look for answers. Returns whether there may be some.
+    pub(super) fn silence(&self) -> bool {
+        self.bell.silence()
+    }
+
+    /// A question was asked whose answer was not taken.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.under_way > 0
     }
 
     /// The next answer, with its question; `None`: there is none yet.

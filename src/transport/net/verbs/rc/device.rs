@@ -2,19 +2,21 @@
 #![allow(unsafe_code)]
 
 use super::link::{Device, Event, Kept, Local, QueuePair, Region};
+use super::probes::Probes;
 use super::{Rc, STUCK_NS, WINDOWS};
 use crate::memory::SegmentList;
 use crate::memory::cache::{Access, CachePolicy, Lease, Refusal, Vigil};
 use crate::sys::Errno;
 use crate::sys::cuda::{Cuda, Flush};
 use crate::sys::verbs::{
-    Permission, RcAddress, RcEvent, RcPort, RcQp, RcRequest, RcSettings, Registrar, Registration,
-    prefers_any_order,
+    OpenDevice, Permission, RcAddress, RcEvent, RcPort, RcQp, RcRequest, RcSettings, Registrar,
+    Registration, prefers_any_order,
 };
 use crate::telemetry::log;
 use crate::transport::net::agreement::message::End;
 use crate::transport::net::bulk::Bulk;
 use crate::transport::net::bulk::key::Key;
+use crate::transport::net::network::Network;
 use crate::transport::net::verbs::config::{RdmaSettings, ReadPolicy};
 use crate::transport::net::verbs::gpu::{self, Gpus};
 use crate::transport::net::verbs::introduction::Place;
@@ -66,7 +68,7 @@ pub(crate) fn open(spot: &Spot, settings: &RdmaSettings) -> Result<Option<Box<dy
         let registrar = port.registrar().in_any_order(any_order);
         let keeps = cache.policy != CachePolicy::Off;
         let gpus = Gpus::new(registrar, device.name(), (wants_gpus, offers.0), keeps);
-        Ok(Port { port, memory, gpus, place, offers })
+        Ok(Port { port, device, memory, gpus, place, offers })
     });
     Ok(Some(Box::new(Rc::new(opener, limit, stuck_ns(timeout))?)))
 }
@@ -108,12 +110,24 @@ fn stuck_ns(timeout: u8) -> u64 {
 struct Port {
     // Registrations end before their protection domain, which they hold.
     port: RcPort,
+    device: OpenDevice,
     memory: Memory,
     /// `None`: it accesses no memory of GPUs.
     gpus: Option<Gpus>,
     place: Place,
     /// Whether receivers on this host, and elsewhere, may read parts of messages (GET rendezvous).
     offers: (bool, bool),
+}
+
+/// Whether the network answers for the port of `to`, which may take a second. True also where another failure is in the
+/// way: the connection itself will say which.
+fn probe(device: &OpenDevice, settings: RcSettings, to: &End) -> bool {
+    let connected = RcPort::open(device, settings).and_then(|mut port| {
+        let mut qp: RcQp<Kept<Held>> = port.connection()?;
+        QueuePair::connect(&mut qp, to, 0)
+    });
+    let silent = [libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::ENETUNREACH];
+    connected.err().is_none_or(|errno| !silent.contains(&errno.0))
 }
 
 /// Registered memory, for a request or a remote buffer.
@@ -292,6 +306,16 @@ impl Device for Port {
     fn reaches(&self, end: &End) -> bool {
         let Place { network, gid, .. } = &self.place;
         network.reaches(gid, end.network, &end.gid)
+    }
+
+    fn probes(&self) -> Option<Probes> {
+        // A device with UD queue pairs has asked for the peer's port already.
+        if self.place.number != 0 || self.place.network != Network::Roce {
+            return None;
+        }
+        let device = self.device.clone();
+        let one = RcSettings { receives: 1, sends: 1, connections: 1, ..*self.port.settings() };
+        Probes::start(move |to| probe(&device, one, to)).ok()
     }
 
     fn register(&self, part: &SegmentList, write: bool) -> Result<Self::Region, Errno> {

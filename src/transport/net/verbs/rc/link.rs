@@ -1,5 +1,6 @@
 //! The interface to a device and its queue pairs, and this side's end of a connection.
 
+use super::probes::Probes;
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::Errno;
 use crate::sys::cuda::Flush;
@@ -110,6 +111,8 @@ pub(super) trait Device: Send {
     fn end(&self, qp: &Self::Qp, psn: u32) -> End;
     /// Whether `end` can be reached from here at all.
     fn reaches(&self, end: &End) -> bool;
+    /// Where connecting may wait for an answer of the network: who asks for it before.
+    fn probes(&self) -> Option<Probes>;
     /// Registers the one segment of `part`; `write`: for a peer to write it, else for this side's writes to read it.
     /// Errors: it cannot be.
     fn register(&self, part: &SegmentList, write: bool) -> Result<Self::Region, Errno>;

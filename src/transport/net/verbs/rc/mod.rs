@@ -10,6 +10,7 @@ mod device;
 mod exposed;
 mod exposing;
 mod link;
+mod probes;
 mod staging;
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,7 @@ use crate::transport::{
 };
 use exposed::Exposed;
 use link::{Device, Event, Link, Posted, QueuePair, Region, conclude, register, tell_broken};
+use probes::Probes;
 use staging::Staging;
 use std::os::fd::BorrowedFd;
 
@@ -81,6 +83,7 @@ struct Rc<D: Device> {
     /// Persistent registrations by address, and their bytes.
     residents: NumberMap<u64, (usize, D::Region)>,
     device: Option<D>,
+    probes: Option<Probes>,
     opener: Opener<D>,
     /// How often it could not be opened, or failed, and until when it is not tried.
     trouble: Failures,
@@ -121,6 +124,7 @@ impl<D: Device> Rc<D> {
             staging: None,
             residents: NumberMap::default(),
             device: None,
+            probes: None,
             opener,
             trouble: Failures::default(),
             epoll: Epoll::new()?,
@@ -151,6 +155,7 @@ impl<D: Device> Rc<D> {
         }
         let opened = (self.opener)().and_then(|device| {
             self.epoll.add(device.fd(), 0)?;
+            self.probes = device.probes().filter(|probes| self.epoll.add(probes.fd(), 0).is_ok());
             Ok(device)
         });
         match opened {
@@ -356,6 +361,10 @@ impl<D: Device> Rc<D> {
             staging.forget_lease();
         }
         self.residents.clear();
+        if let Some(probes) = self.probes.take() {
+            self.epoll.remove(probes.fd());
+            probes.requests().for_each(|(peer, id)| self.connections.refuse(peer, id));
+        }
         if let Some(device) = self.device.take() {
             self.epoll.remove(device.fd());
         }
@@ -381,7 +390,8 @@ impl<D: Device> Side for Rc<D> {
         now: u64,
     ) -> Result<(Self::Link, End), Errno> {
         if let Some(to) = to {
-            if !self.device(now)?.reaches(to) {
+            self.device(now)?;
+            if !self.reaches(to, now) {
                 return Err(Errno(libc::EHOSTUNREACH));
             }
             if !self.has_place(now) {
@@ -397,11 +407,11 @@ impl<D: Device> Side for Rc<D> {
     }
 
     fn join(&mut self, peer: PeerId, to: Option<&End>, now: u64) -> Result<bool, Errno> {
-        let Self { connections, device, .. } = self;
-        let Some(Connection { link, .. }) = connections.get_mut(peer) else { return Ok(true) };
+        let reaches = to.is_none_or(|to| self.reaches(to, now));
+        let Some(Connection { link, .. }) = self.connections.get_mut(peer) else { return Ok(true) };
         link.used = now;
         let Some(to) = to else { return Ok(true) };
-        if !device.as_ref().is_some_and(|device| device.reaches(to)) {
+        if !reaches {
             return Err(Errno(libc::EHOSTUNREACH));
         }
         link.qp.connect(to, link.psn).map(|()| true)
@@ -450,6 +460,27 @@ impl<D: Device> Side for Rc<D> {
 }
 
 impl<D: Device> Rc<D> {
+    fn reaches(&self, to: &End, now: u64) -> bool {
+        self.device.as_ref().is_some_and(|device| device.reaches(to))
+            && !self.probes.as_ref().is_some_and(|probes| probes.refuses(to, now))
+    }
+
+    /// Whether a message waits until its sender's port is known.
+    fn holds(&mut self, peer: PeerId, message: &Message, now: u64) -> bool {
+        let opened = !matches!(message, Message::Ask(..)) || self.device(now).is_ok();
+        opened && self.probes.as_mut().is_some_and(|probes| probes.hold(peer, message, now))
+    }
+
+    /// Goes on with messages whose senders' ports are known now.
+    #[cold]
+    fn take_settled(&mut self, now: u64, sink: &mut dyn BulkSink) {
+        let Some(settled) = self.probes.as_mut().map(|probes| probes.settled(now)) else { return };
+        self.settle(now, sink);
+        for (peer, message) in settled {
+            self.on_message(peer, &message, now, &mut |peer| sink.on_lost(peer));
+        }
+    }
+
     /// Ends an idle connection, if there is one: the one that was unused for longest, if possible of a peer that cannot
     /// be using it at this moment.
     #[cold]
@@ -686,7 +717,9 @@ impl<D: Device> Bulk for Rc<D> {
             return;
         };
         self.settle(now, sink);
-        self.on_message(peer, &message, now, &mut |peer| sink.on_lost(peer));
+        if !self.holds(peer, &message, now) {
+            self.on_message(peer, &message, now, &mut |peer| sink.on_lost(peer));
+        }
     }
 
     fn is_ready(&self, peer: PeerId) -> bool {
@@ -699,6 +732,7 @@ impl<D: Device> Bulk for Rc<D> {
             self.stop_doomed(now, sink);
             self.retire(peer);
         }
+        self.probes.iter_mut().for_each(|probes| probes.forget(peer));
     }
 
     fn next_control(&mut self) -> Option<(PeerId, Control)> {
@@ -711,6 +745,7 @@ impl<D: Device> Bulk for Rc<D> {
             || self.lent.len() > 0
             || self.connections.has_news()
             || self.armed
+            || self.probes.as_ref().is_some_and(Probes::is_asking)
             || self.device.as_ref().is_some_and(|device| self.exposed.has_changed(device))
     }
 
@@ -722,6 +757,9 @@ impl<D: Device> Bulk for Rc<D> {
 
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize {
         self.armed = false;
+        if self.probes.as_ref().is_some_and(Probes::is_asking) {
+            self.take_settled(now, sink);
+        }
         if !self.waiting.is_empty() {
             self.post_waiting(false); // requests for which there was no room
         }
@@ -759,6 +797,7 @@ impl<D: Device> Bulk for Rc<D> {
             self.stop_doomed(now, sink);
         }
         self.erase(peer);
+        self.probes.iter_mut().for_each(|probes| probes.forget(peer));
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

@@ -12,6 +12,7 @@ use crate::transport::net::reliable::sim::rng::Rng;
 use crate::transport::{Put, STAGED_MAX};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// The network's state of a queue pair.
 #[derive(Debug, Default)]
@@ -55,6 +56,8 @@ struct Fabric {
     offers: bool,
     /// A request has one segment.
     few: bool,
+    /// Devices have to ask the network for ports, and it has not answered yet.
+    unknown: bool,
     /// The network carries a write for as long as its target exists: just before that ends, all of them arrive.
     prompt: bool,
 }
@@ -260,6 +263,18 @@ impl Device for FakeDevice {
     }
     fn reaches(&self, end: &End) -> bool {
         end.network == Network::Roce
+    }
+    fn probes(&self) -> Option<Probes> {
+        let fabric = self.fabric.clone();
+        let unknown = move || fabric.lock().unwrap().unknown;
+        let answer = move |_: &End| {
+            let end = Instant::now() + crate::patience::seconds(10);
+            while unknown() && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            true
+        };
+        self.fabric.lock().unwrap().unknown.then(|| Probes::start(answer).unwrap())
     }
     fn register(&self, part: &SegmentList, _: bool) -> Result<FakeRegion, Errno> {
         let mut fabric = self.fabric.lock().unwrap();
@@ -564,6 +579,68 @@ fn a_message_of_more_segments_than_a_request_has_ends_nothing() {
     assert_eq!(refused, Err(UNREGISTERED));
     world.settle();
     assert_eq!((world.nodes[0].lost, world.prepare(1, 0)), (0, Prepared::Ready));
+}
+
+/// A world whose devices have to ask for ports, where the first node has asked the second for a connection.
+fn asking() -> World {
+    let mut world = World::new(2, 4);
+    world.fabric.lock().unwrap().unknown = true;
+    world.prepare(0, 1);
+    world.settle();
+    world
+}
+
+#[test]
+fn a_connection_waits_until_the_port_of_the_peer_is_known() {
+    let mut world = asking();
+    for node in [1, 0] {
+        // A thread may sleep meanwhile, and wakes when the answer comes.
+        let readable = |world: &World, wait| {
+            crate::sys::event::wait_any([world.nodes[node].bulk.fd()], wait).unwrap()[0]
+        };
+        let bulk = &mut world.nodes[node].bulk;
+        assert!(bulk.has_work() && bulk.sleep() && bulk.rearm());
+        assert!(!readable(&world, 0));
+        assert_eq!(world.prepare(0, 1), Prepared::Later);
+        world.fabric.lock().unwrap().unknown = false;
+        assert!(readable(&world, -1));
+        world.poll(node);
+        assert!(!readable(&world, 0) && !world.nodes[node].bulk.has_work());
+        world.fabric.lock().unwrap().unknown = true;
+        world.settle();
+    }
+    assert_eq!((world.prepare(0, 1), world.prepare(1, 0)), (Prepared::Ready, Prepared::Ready));
+    world.fabric.lock().unwrap().unknown = false;
+}
+
+#[test]
+fn what_has_ended_or_departed_waits_for_no_port() {
+    for departs in [false, true] {
+        let mut world = asking();
+        match departs {
+            true => world.with(1, |bulk, now, told| bulk.forget(PeerId(0), now, told)),
+            false => {
+                world.with(0, |bulk, now, told| bulk.leave(PeerId(1), now, told));
+                world.poll(0);
+                world.settle();
+            }
+        }
+        world.fabric.lock().unwrap().unknown = false;
+        while world.nodes[1].bulk.has_work() {
+            world.poll(1);
+        }
+        assert!(world.nodes[1].bulk.connections.get(PeerId(0)).is_none());
+    }
+}
+
+#[test]
+fn a_device_that_ends_refuses_what_waits_for_a_port() {
+    let mut world = asking();
+    world.with(1, |bulk, now, told| bulk.renew(0, now, told));
+    world.fabric.lock().unwrap().unknown = false;
+    world.poll(1);
+    world.settle();
+    assert_eq!(world.prepare(0, 1), Prepared::No);
 }
 
 #[test]

@@ -1,0 +1,201 @@
+//! Requests for connections that wait until it is known whether the network reaches the peer's port.
+//!
+//! To connect a RoCE queue pair the kernel asks the network for the peer's Ethernet address, and waits up to a second for
+//! an answer (`ib_resolve_eth_dmac`). On a device with UD queue pairs a thread has made a handle for path challenges
+//! before, and the kernel knows the answer. On others a thread connects a queue pair first that is never used. Meanwhile
+//! the peer's message waits.
+
+use crate::sys::Errno;
+use crate::sys::numbers::NumberMap;
+use crate::transport::PeerId;
+use crate::transport::net::agreement::message::{End, Message};
+use crate::transport::net::verbs::aside::Aside;
+use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+
+/// How long an answer counts, nanoseconds: the kernel keeps what it knows at least that long.
+const KNOWN_NS: u64 = 10_000_000_000;
+const UNREACHABLE_NS: u64 = 30_000_000_000;
+/// Most ports that are remembered.
+const PORTS_MAX: usize = 4096;
+
+/// What is known of a port: until when, nanoseconds, and whether it can be reached. `None`: it is being asked for.
+type Known = Option<(u64, bool)>;
+
+/// What is known of the ports of peers, by GID, and the messages that wait for it.
+pub(super) struct Probes {
+    aside: Aside<End, bool>,
+    known: HashMap<[u8; 16], Known>,
+    waiting: NumberMap<PeerId, Message>,
+}
+
+impl Probes {
+    /// `probe` says whether a port can be reached, and may take long. Errors: those of [`Aside::start`].
+    pub(super) fn start(probe: impl FnMut(&End) -> bool + Send + 'static) -> Result<Self, Errno> {
+        let aside = Aside::start(probe)?;
+        Ok(Self { aside, known: HashMap::new(), waiting: NumberMap::default() })
+    }
+
+    /// Readable when an answer has come, until [`settled`](Self::settled).
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.aside.fd()
+    }
+
+    /// An answer will come, or has.
+    pub(super) fn is_asking(&self) -> bool {
+        self.aside.is_under_way()
+    }
+
+    /// Keeps `message` if the port of its sender is not known. It replaces one that waits, as its sender has at most one
+    /// connection: what it asked for before, or agreed to, is void. Handled later, that would end the new one, and the
+    /// sender would not hear of it. Only OVER can be about an older connection.
+    pub(super) fn hold(&mut self, peer: PeerId, message: &Message, now: u64) -> bool {
+        let is_void = |waiting: &Message| match (waiting, message) {
+            (Message::Ask(id, _) | Message::Ready(id, _), Message::Over { connection, .. }) => {
+                connection == id
+            }
+            _ => true,
+        };
+        if self.waiting.get(&peer).is_some_and(is_void) {
+            self.waiting.remove(&peer);
+        }
+        let (Message::Ask(_, end) | Message::Ready(_, end)) = message else { return false };
+        let waits = self.reaches(end, now).is_none();
+        if waits {
+            self.waiting.insert(peer, *message);
+        }
+        waits
+    }
+
+    /// The port of `end` is known not to be reached.
+    pub(super) fn refuses(&self, end: &End, now: u64) -> bool {
+        self.known(end, now) == Some(Some(false))
+    }
+
+    /// Takes the answers that have come. Returns the messages that need not wait any more.
+    pub(super) fn settled(&mut self, now: u64) -> Vec<(PeerId, Message)> {
+        if !self.aside.silence() {
+            return Vec::new();
+        }
+        while let Some((end, reaches)) = self.aside.answer() {
+            let lasts = if reaches { KNOWN_NS } else { UNREACHABLE_NS };
+            self.known.insert(end.gid, Some((now + lasts, reaches)));
+        }
+        let waiting: Vec<_> = self.waiting.drain().collect();
+        waiting.into_iter().filter(|(peer, message)| !self.hold(*peer, message, now)).collect()
+    }
+
+    /// Takes what waits of `peer`.
+    pub(super) fn forget(&mut self, peer: PeerId) {
+        self.waiting.remove(&peer);
+    }
+
+    /// The requests that wait, and their peers.
+    pub(super) fn requests(&self) -> impl Iterator<Item = (PeerId, u32)> {
+        self.waiting.iter().filter_map(|(peer, message)| match message {
+            Message::Ask(id, _) => Some((*peer, *id)),
+            _ => None,
+        })
+    }
+
+    /// Whether the port of `end` can be reached; `Some(None)`: it is being asked for; `None`: nobody knows.
+    fn known(&self, end: &End, now: u64) -> Option<Option<bool>> {
+        match self.known.get(&end.gid)? {
+            Some((until, _)) if *until <= now => None,
+            Some((_, reaches)) => Some(Some(*reaches)),
+            None => Some(None),
+        }
+    }
+
+    /// Whether the port of `end` can be reached; `None`: that is not known yet.
+    fn reaches(&mut self, end: &End, now: u64) -> Option<bool> {
+        if let Some(known) = self.known(end, now) {
+            return known;
+        }
+        if !self.aside.ask(*end) {
+            return Some(true); // there is no thread
+        }
+        if self.known.len() >= PORTS_MAX {
+            self.known.retain(|_, known| known.is_none());
+        }
+        self.known.insert(end.gid, None);
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::net::network::Network;
+    use std::sync::mpsc::{Sender, channel};
+
+    fn end(byte: u8) -> End {
+        let network = Network::Roce;
+        End { number: 1, psn: 0, mtu: 1024, network, lid: 0, gid: [byte; 16], serves: 0 }
+    }
+
+    fn gone(connection: u32) -> Message {
+        Message::Over { connection, broken: false }
+    }
+
+    /// Answers as often as the sender says: port 1 can be reached.
+    fn probes() -> (Probes, Sender<()>) {
+        let (go, wait) = channel();
+        (Probes::start(move |end| wait.recv().is_ok() && end.gid[0] == 1).unwrap(), go)
+    }
+
+    /// Waits for an answer, and returns what need not wait any more.
+    fn settled(probes: &mut Probes, now: u64) -> Vec<(PeerId, Message)> {
+        crate::sys::event::wait_any([probes.fd()], -1).unwrap();
+        probes.settled(now)
+    }
+
+    #[test]
+    fn ports_are_asked_by_a_thread_and_remembered() {
+        let (mut probes, go) = probes();
+        let asks = [1, 2, 1].map(|byte| Message::Ask(byte.into(), end(byte)));
+        for (peer, ask) in asks.iter().enumerate() {
+            assert!(probes.hold(PeerId(peer as u32), ask, 7));
+        }
+        assert!(probes.is_asking() && probes.settled(7).is_empty());
+        go.send(()).unwrap();
+        assert_eq!(settled(&mut probes, 7).len(), 2);
+        go.send(()).unwrap();
+        assert_eq!(settled(&mut probes, 7).len(), 1);
+        assert!(!probes.is_asking());
+        assert_eq!([1, 2].map(|byte| probes.refuses(&end(byte), 7)), [false, true]);
+        let lasts = 7 + KNOWN_NS;
+        let held = |probes: &mut Probes, n: usize, now| probes.hold(PeerId(9), &asks[n], now);
+        assert_eq!([0, 1].map(|n| held(&mut probes, n, lasts)), [true, false]);
+        assert!(held(&mut probes, 1, 7 + UNREACHABLE_NS), "asked again");
+        drop(go);
+    }
+
+    #[test]
+    fn only_the_last_message_of_a_peer_waits() {
+        let (mut probes, go) = probes();
+        let peer = PeerId(3);
+        let waits = |probes: &Probes| probes.waiting.get(&peer).copied();
+        let (ask, ready) = (Message::Ask(5, end(1)), Message::Ready(4, end(1)));
+        for later in [Message::Go(4), Message::Refuse(4), gone(5)] {
+            assert!(probes.hold(peer, &ask, 7) && !probes.hold(peer, &later, 7));
+            assert_eq!(waits(&probes), None, "{later:?}");
+        }
+        assert!(probes.hold(peer, &ask, 7) && !probes.hold(peer, &gone(4), 7));
+        assert_eq!(waits(&probes), Some(ask));
+        assert!(probes.hold(peer, &ready, 7));
+        assert_eq!(waits(&probes), Some(ready));
+        go.send(()).unwrap();
+        assert_eq!(settled(&mut probes, 7), [(peer, ready)]);
+    }
+
+    #[test]
+    fn a_message_that_need_not_wait_replaces_one_that_does() {
+        let (mut probes, go) = probes();
+        assert!(probes.hold(PeerId(3), &Message::Ask(9, end(2)), 7));
+        probes.known.insert([1; 16], Some((100, true)));
+        assert!(!probes.hold(PeerId(3), &Message::Ready(5, end(1)), 7));
+        go.send(()).unwrap();
+        assert!(settled(&mut probes, 7).is_empty());
+    }
+}
