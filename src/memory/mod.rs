@@ -1,6 +1,7 @@
 //! Application memory: the buffers that an operation borrows, copies to and from them, registration, atomic operations.
 
 pub(crate) mod atomic;
+pub(crate) mod bounce;
 pub(crate) mod cache;
 pub(crate) mod declared;
 pub(crate) mod keys;

@@ -11,6 +11,8 @@
 //!    context, so that they happen in the order in which they were begun. One to memory of the host waits on the device for the
 //!    earlier ones; its call may last until it has ended, which is how the driver treats pageable memory.
 //!
+//! Copies of long messages to memory of the host, which nobody waits for either, are in [`bounce`](super::bounce).
+//!
 //! A copy of which a call failed may still run. The driver may fail the question about that too, which says nothing: it is asked
 //! until it answers that the stream is idle, however long that takes, and only then is the memory given back. A driver that does
 //! nothing but fail for [`FAILING`] has ended the context, and all copies with it, as it does after a fault of a kernel
@@ -24,7 +26,7 @@
 
 use crate::sys::Errno;
 pub(crate) use crate::sys::cuda::Failure;
-use crate::sys::cuda::{self, Allocation, Context, Cuda, Lane, Part};
+use crate::sys::cuda::{self, Allocation, Context, Cuda, HostMemory, Lane, Part};
 use crate::sys::per_process::PerProcess;
 use crate::sys::presence;
 use crate::sys::process::Home;
@@ -42,20 +44,23 @@ const SITES: usize = 15;
 /// In tests, memory at this site is that of the processor, behind addresses that it cannot use.
 #[cfg(test)]
 pub(crate) const DOUBLE: Site = Site(SITES as u8);
+/// Bounce buffers of a context that stay.
+pub(super) const BUFFERS: usize = 16;
 /// A copy that takes longer is told of.
 const LONG: Duration = Duration::from_secs(20);
 /// A context in which the driver answers with failures only for so long has failed.
 const FAILING: Duration = Duration::from_secs(1);
 
 /// CUDA_ERROR_INVALID_CONTEXT: the driver, or the context of a site, is not there.
-const NONE: Failure = Failure(201);
+pub(super) const NONE: Failure = Failure(201);
 
 /// What the mover has in one context.
 #[derive(Debug)]
-struct Place {
-    context: Context,
+pub(super) struct Place {
+    pub(super) context: Context,
     /// Lanes that no copy uses.
     idle: Vec<Lane>,
+    pub(super) pool: Pool,
     /// Of the transfers that change device memory.
     ordered: Arc<Mutex<Ordered>>,
     /// The context has failed; nobody knows whether all that was begun in it has ended.
@@ -71,6 +76,24 @@ struct Ordered {
     ended: u64,
 }
 
+/// The bounce buffers of a context.
+#[derive(Debug, Default)]
+pub(super) struct Pool {
+    pub(super) idle: Vec<HostMemory>,
+    /// Buffers of the pool that there are.
+    pub(super) made: usize,
+}
+
+impl Pool {
+    /// A buffer (`Some(Some)`), or leave to make one.
+    pub(super) fn take(&mut self) -> Option<Option<HostMemory>> {
+        let idle = self.idle.pop();
+        let makes = idle.is_none() && self.made < BUFFERS;
+        self.made += usize::from(makes);
+        (idle.is_some() || makes).then_some(idle)
+    }
+}
+
 static PLACES: PerProcess<Vec<Place>> = PerProcess::new();
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -78,32 +101,39 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The driver, and what `of` takes from the place of a site. Failure: [`NONE`].
-fn at<T>(site: Site, of: impl FnOnce(&mut Place) -> T) -> Result<(&'static Cuda, T), Failure> {
+pub(super) fn at<T>(
+    site: Site,
+    of: impl FnOnce(&mut Place) -> T,
+) -> Result<(&'static Cuda, T), Failure> {
     let mut places = PLACES.lock();
     let place = places.get_mut(site.number()).ok_or(NONE)?;
     Ok((Cuda::get().ok_or(NONE)?, of(place)))
 }
 
 /// As [`at`], of a place whose context has not failed.
-fn usable<T>(site: Site, of: impl FnOnce(&mut Place) -> T) -> Result<(&'static Cuda, T), Failure> {
+pub(super) fn usable<T>(
+    site: Site,
+    of: impl FnOnce(&mut Place) -> T,
+) -> Result<(&'static Cuda, T), Failure> {
     let (cuda, found) = at(site, |place| place.failed.map_or_else(|| Ok(of(place)), Err))?;
     Ok((cuda, found?))
 }
 
 /// A lane that no other copy uses, until [`give_back`].
-fn borrow(site: Site) -> Result<(&'static Cuda, Lane), Failure> {
+pub(super) fn borrow(site: Site) -> Result<(&'static Cuda, Lane), Failure> {
     let (cuda, (context, idle)) = usable(site, |place| (place.context, place.idle.pop()))?;
     Ok((cuda, idle.map_or_else(|| cuda.lane(context), Ok)?))
 }
 
-fn give_back(site: Site, lane: Lane) {
+pub(super) fn give_back(site: Site, lane: Lane) {
     // One of a context that has ended is nobody's.
     let _ = at(site, |place| place.idle.extend((lane.context == place.context).then_some(lane)));
 }
 
 impl Place {
     fn new(context: Context) -> Self {
-        Self { context, idle: Vec::new(), ordered: Arc::default(), failed: None }
+        let (pool, ordered) = (Pool::default(), Arc::default());
+        Self { context, idle: Vec::new(), pool, ordered, failed: None }
     }
 }
 
@@ -247,8 +277,15 @@ unsafe fn copy_and_wait(site: Site, to: usize, from: usize, len: usize) -> Resul
     ended
 }
 
+/// Waits until all that was started on a lane has ended.
+pub(super) fn end(site: Site, cuda: &Cuda, lane: &Lane) {
+    if wait(|| cuda.is_done(lane)).is_err() {
+        settle(site, cuda, lane);
+    }
+}
+
 /// Waits for what a failed call may have begun.
-fn settle(site: Site, cuda: &Cuda, lane: &Lane) {
+pub(super) fn settle(site: Site, cuda: &Cuda, lane: &Lane) {
     let known = at(site, |place| (place.context == lane.context).then_some(place.failed));
     // A context that has ended has ended its copies.
     let Ok((_, Some(failed))) = known else { return };
@@ -519,6 +556,86 @@ pub(crate) mod tests {
     /// Whether a failure that was asked for has not happened.
     pub(crate) fn still_fails() -> bool {
         LEFT.replace(usize::MAX) != usize::MAX
+    }
+
+    /// A copy that ends some questions after its beginning: it is made then, so that bytes that are used before are wrong.
+    #[derive(Debug)]
+    pub(crate) struct Late {
+        to: usize,
+        from: usize,
+        len: usize,
+        questions: usize,
+    }
+
+    thread_local! {
+        static BEGUN: Cell<usize> = const { Cell::new(0) };
+        static UNDER_WAY: Cell<usize> = const { Cell::new(0) };
+        static BUFFERS: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+    }
+
+    /// Copies of this thread that have not ended.
+    pub(crate) fn under_way() -> usize {
+        UNDER_WAY.get()
+    }
+
+    /// Bounce buffers of this thread in use, and the most that were at one time.
+    pub(crate) fn buffers() -> (usize, usize) {
+        BUFFERS.get()
+    }
+
+    /// The most begins anew.
+    pub(crate) fn forget_buffers() {
+        BUFFERS.set((BUFFERS.get().0, 0));
+    }
+
+    impl Late {
+        /// `None`: one of some that could be done without.
+        pub(crate) fn begin(
+            to: usize,
+            from: usize,
+            len: usize,
+            ahead: bool,
+        ) -> Result<Option<Self>, Failure> {
+            if fails_now() {
+                return Err(Failure(999));
+            }
+            let n = BEGUN.replace(BEGUN.get() + 1);
+            if ahead && n % 7 == 3 {
+                return Ok(None);
+            }
+            UNDER_WAY.set(UNDER_WAY.get() + 1);
+            let (now, most) = BUFFERS.get();
+            BUFFERS.set((now + 1, most.max(now + 1)));
+            Ok(Some(Self { to, from, len, questions: n * 3 % 5 + 1 }))
+        }
+
+        pub(crate) fn has_ended(&mut self) -> Result<bool, Failure> {
+            if self.questions == 0 {
+                return Ok(true);
+            }
+            self.questions -= 1;
+            if self.questions > 0 {
+                return Ok(false);
+            }
+            UNDER_WAY.set(UNDER_WAY.get() - 1);
+            if fails_now() {
+                return Err(Failure(999));
+            }
+            let to = std::ptr::with_exposed_provenance_mut::<u8>(self.to);
+            // SAFETY: memory of a test, and of a bounce buffer.
+            unsafe { std::ptr::copy(std::ptr::with_exposed_provenance(self.from), to, self.len) };
+            Ok(true)
+        }
+    }
+
+    impl Drop for Late {
+        fn drop(&mut self) {
+            if self.questions > 0 {
+                UNDER_WAY.set(UNDER_WAY.get() - 1);
+            }
+            let (now, most) = BUFFERS.get();
+            BUFFERS.set((now - 1, most));
+        }
     }
 
     pub(super) fn fails_now() -> bool {

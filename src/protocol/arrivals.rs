@@ -1,8 +1,9 @@
 //! Long messages that have their receive, and whose bytes are on their way.
 
+use super::Cause;
 use super::index_list::{IndexList, Key};
 use super::limits::{Counts, Limits};
-use super::message::{Announcement, Inbound};
+use super::message::{Announcement, Inbound, UNWRITABLE};
 use super::outbox::Outbox;
 use super::packet::{Envelope, Packet, Ranges};
 use super::receives::Target;
@@ -102,7 +103,7 @@ impl Arrivals {
         let want = target.segments.len().min(len as usize);
         let bytes_here = bytes.get(..bytes.len().min(want)).unwrap_or(&[]);
         let received = target.segments.copy_in(0, bytes_here);
-        let failed = received < bytes_here.len();
+        let failed = (received < bytes_here.len()).then_some(UNWRITABLE);
         let pushes = pushed > 0 || broken;
         let scheme = if pushes {
             Receiver::Push(push::Receiver::new(pushed))
@@ -115,7 +116,7 @@ impl Arrivals {
         let key = self.active.push_back(Active { message, scheme });
         if !pushes {
             self.pulls.push_back(key);
-        } else if received == want || failed {
+        } else if received == want || failed.is_some() {
             return Some(key);
         } else if broken {
             self.resume(key, fragments::Asked::AfterStream, outbox, counts);
@@ -251,10 +252,13 @@ impl Arrivals {
         good.then(|| message.append(payload, limits))
     }
 
-    /// Whether `key` is a receive that waits for packets of `peer`.
-    pub(super) fn takes_packets(&mut self, peer: PeerId, key: Key) -> bool {
-        let active = self.active.get_mut(key);
-        active.is_some_and(|active| active.message.peer == peer && active.scheme.takes_packets())
+    /// FAULT: the sender cannot read its memory. Returns whether the receive ends now: not while a stream, which the FAULT has
+    /// overtaken, writes to its buffer. `None`: it is dropped.
+    pub(super) fn on_fault(&mut self, peer: PeerId, key: Key) -> Option<bool> {
+        let active = self.active.get_mut(key).filter(|active| active.message.peer == peer)?;
+        let places = *active.scheme.placing()?;
+        active.message.failed = Some((libc::EFAULT, Cause::SenderUnreadable));
+        Some(!places)
     }
 
     /// PUT_DONE: the sender has written all bytes of a receive whose buffer was described to it. False: it is dropped.
@@ -301,14 +305,15 @@ impl Arrivals {
         Some(message.target.segments.slice(message.received, room))
     }
 
-    /// The stream has written `len` bytes to where [`Self::place_streamed`] said. Returns whether the message is whole.
+    /// The stream has written `len` bytes to where [`Self::place_streamed`] said. Returns whether the message is whole,
+    /// or has failed.
     pub(super) fn on_streamed(&mut self, key: Key, len: usize) -> bool {
         let Some(Active { message, scheme }) = self.active.get_mut(key) else { return false };
         if let Some(placing) = scheme.placing() {
             *placing = false;
         }
         message.received += len.min(message.want - message.received);
-        message.is_whole()
+        message.is_whole() || message.failed.is_some()
     }
 
     /// The stream from `peer` broke: the missing bytes of each message are requested.

@@ -2,11 +2,11 @@
 //! them (PROTOCOL.md §4.11).
 
 use super::limits::Counts;
-use super::message::Outbound;
 use super::packet::{Packet, PieceHeader};
 use super::select::{self, Carrier};
+use crate::memory::SegmentList;
 use crate::sys::Errno;
-use crate::transport::{Iface, Mode, SendError, piece_of};
+use crate::transport::{Iface, Mode, PeerId, SendError, piece_of};
 
 /// Fragments of one message that are sent in one progress pass.
 const FRAGMENT_BATCH: usize = 64;
@@ -38,29 +38,27 @@ impl Flow {
         self.carrier == Some(Carrier::Stream)
     }
 
-    /// Sends a batch while there is room, each packet with the header of its offset. `unsolicited`: it stops while the
-    /// receiver is short of memory. Returns whether all is sent.
+    /// Sends a batch of what the source has while there is room, each packet with the header of its offset. `unsolicited`: it
+    /// stops while the receiver is short of memory. Returns whether all is sent.
     pub(super) fn send<I: Iface>(
         &mut self,
         iface: &mut I,
-        message: &Outbound,
+        (peer, source): (PeerId, &Source),
         unsolicited: bool,
         header: impl Fn(u64) -> PieceHeader,
         counts: &mut Counts,
     ) -> Result<bool, SendError> {
-        let peer = message.peer;
         let caps = iface.caps(peer);
         let carrier = *self
             .carrier
             .get_or_insert_with(|| select::carrier(iface, &caps, peer, self.end - self.offset));
         let (most, batch) = match carrier {
             Carrier::Stream => (caps.stream_max, STREAM_BATCH),
-            Carrier::Fragments => {
-                (piece_of(message.payload.len(), caps.fragment_max), FRAGMENT_BATCH)
-            }
+            Carrier::Fragments => (piece_of(source.message, caps.fragment_max), FRAGMENT_BATCH),
         };
+        let end = self.end.min(source.from + source.bytes.len());
         for i in 0..batch {
-            if self.is_over() {
+            if self.offset >= end {
                 break;
             }
             if i == FLUSH_AFTER {
@@ -69,11 +67,11 @@ impl Flow {
             if unsolicited && iface.under_pressure(peer) {
                 return Err(SendError::Again);
             }
-            let at = self.offset;
-            let len = (self.end - at).min(most);
+            let (at, here) = (self.offset, self.offset - source.from);
+            let len = (end - at).min(most);
             let header = header(at as u64);
             if carrier == Carrier::Stream {
-                let part = message.payload.segments().slice(at, len);
+                let part = source.bytes.slice(here, len);
                 if iface.send_by_stream(peer, header.as_slice(), &part).is_err() {
                     // A broken stream is reported by `on_stream_lost`.
                     return if i > 0 { Ok(false) } else { Err(SendError::Again) };
@@ -81,13 +79,31 @@ impl Flow {
                 counts.stream_bytes += len as u64;
             } else {
                 iface.send(peer, Mode::Fragment, header.as_slice(), len, |from, to| {
-                    message.payload.copy_out(at + from, to);
+                    source.bytes.copy_out(here + from, to);
                 })?;
                 counts.fragment_bytes += len as u64;
             }
             self.offset = at + len;
         }
         Ok(self.is_over())
+    }
+}
+
+/// Where the bytes of a message are read that are sent in packets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Source {
+    /// Memory of the host.
+    pub(super) bytes: SegmentList,
+    /// Their offset in the message.
+    pub(super) from: usize,
+    /// Length of the message, bytes.
+    pub(super) message: usize,
+}
+
+impl From<SegmentList> for Source {
+    /// All of a message.
+    fn from(bytes: SegmentList) -> Self {
+        Self { bytes, from: 0, message: bytes.len() }
     }
 }
 
@@ -108,6 +124,8 @@ pub(super) enum Onward {
     Complete,
     /// The peer cannot be reached: the system's error.
     Lost(Errno),
+    /// The message cannot be read; a FIN is due when the receiver knows that.
+    Unreadable { rx: u64 },
     /// These bytes have to go as fragments.
     Fragments { rx: u64, flow: Flow },
 }

@@ -66,6 +66,8 @@ pub(super) struct Outbound {
     pub(super) report: Report,
     /// The completion was reported already.
     pub(super) completed: bool,
+    /// It is in memory of a device that has failed.
+    pub(super) unreadable: bool,
     /// The remote key under which the message is advertised for reading: valid until the send ends.
     pub(super) offer: Option<RemoteKey>,
     /// When it was announced, nanoseconds; 0: it was not, or its receiver has answered.
@@ -114,6 +116,9 @@ impl Announcement {
     }
 }
 
+/// Why a receive fails whose bytes could not be copied to its buffer: the device has failed.
+pub(super) const UNWRITABLE: (i32, Cause) = (libc::EIO, Cause::BufferUnwritable);
+
 /// A long message that has its receive, and whose bytes are on their way.
 #[derive(Debug)]
 pub(super) struct Inbound {
@@ -130,8 +135,8 @@ pub(super) struct Inbound {
     pub(super) received: usize,
     /// The sender needs no FIN.
     pub(super) leaves: bool,
-    /// Bytes that were here could not be copied to the buffer: its device has failed.
-    pub(super) failed: bool,
+    /// It fails when no stream writes to its buffer: the error number and the cause.
+    pub(super) failed: Option<(i32, Cause)>,
 }
 
 impl Inbound {
@@ -162,8 +167,10 @@ impl Inbound {
         let bytes = bytes.get(..bytes.len().min(room)).unwrap_or(&[]);
         let placed = self.place(self.received, bytes, limits);
         self.received += placed;
-        self.failed |= placed < bytes.len();
-        self.is_whole() || self.failed
+        if placed < bytes.len() {
+            self.failed = Some(UNWRITABLE);
+        }
+        self.is_whole() || self.failed.is_some()
     }
 
     /// Reads at most `len` bytes of the message at `offset` from `ranges` of the sender's memory.

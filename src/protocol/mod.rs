@@ -27,6 +27,7 @@ mod select;
 mod send;
 mod sends;
 mod spaces;
+mod staging;
 mod state;
 #[cfg(test)]
 mod tests;

@@ -270,10 +270,10 @@ impl Core {
     /// FAULT: the sender cannot read its own memory.
     pub(super) fn on_fault(&mut self, peer: PeerId, rx: u64, host: &mut impl Host) {
         let key = Key::from_wire(rx);
-        if self.arrivals.takes_packets(peer, key) {
-            self.fail_active(key, libc::EFAULT, Cause::SenderUnreadable, host);
-        } else {
-            self.counts.dropped += 1;
+        match self.arrivals.on_fault(peer, key) {
+            Some(true) => self.finish_active(key, host),
+            Some(false) => {}
+            None => self.counts.dropped += 1,
         }
     }
 
@@ -310,8 +310,9 @@ impl Core {
     }
 
     pub(super) fn finish_active(&mut self, key: Key, host: &mut impl Host) {
-        if self.arrivals.active.get(key).is_some_and(|active| active.message.failed) {
-            return self.fail_active(key, libc::EIO, Cause::BufferUnwritable, host);
+        let failed = self.arrivals.active.get(key).and_then(|active| active.message.failed);
+        if let Some((error, cause)) = failed {
+            return self.fail_active(key, error, cause, host);
         }
         let Some(Active { message, scheme }) = self.arrivals.remove(key) else { return };
         let Inbound { peer, tx, len, want, leaves, .. } = message;

@@ -2,7 +2,7 @@
 //! capabilities of the transport of messages and of the lanes to the peer.
 
 use super::limits::Limits;
-use crate::memory::SegmentList;
+use crate::memory::{SegmentList, bounce};
 use crate::transport::{Caps, Iface, LaneCaps, LaneId, PeerId, Prepared, RemoteKey};
 
 /// How a receiver gets a message that was announced.
@@ -107,6 +107,22 @@ pub(super) fn is_eager<I: Iface>(iface: &I, limits: &Limits, peer: PeerId, len: 
     len <= limits.eager_max && !iface.under_pressure(peer)
 }
 
+/// Whether a long message is announced before its device memory is read: a lane takes it, or nothing takes the message but
+/// packets, which are filled part by part. Otherwise all of it is copied to memory of the host, for which there is a better way.
+pub(super) fn leaves_on_device<I: Iface>(
+    iface: &mut I,
+    peer: PeerId,
+    memory: &SegmentList,
+) -> bool {
+    let len = memory.len();
+    match remote_buffers(iface, peer, (len, memory), None) {
+        Buffers::On(_) | Buffers::Later => true,
+        Buffers::No if len <= bounce::LEN || iface.caps(peer).one_sided => false,
+        // What is in memory of the host.
+        Buffers::No => remote_buffers(iface, peer, (len, &SegmentList::EMPTY), None) == Buffers::No,
+    }
+}
+
 /// How a sender announces a long message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Announce {
@@ -135,7 +151,10 @@ pub(super) fn announce<I: Iface>(
     }
     let carrier = carrier(iface, caps, peer, len);
     // Where the receiver may read the message instead, a message is sent unsolicited as a whole or not at all.
-    let pushes = len > 0 && caps.push_max > 0 && !(caps.one_sided && len > caps.push_max);
+    let pushes = len > 0
+        && caps.push_max > 0
+        && !(caps.one_sided && len > caps.push_max)
+        && !memory.is_on_device();
     if pushes && !iface.under_pressure(peer) {
         Announce::Push { bytes: len.min(caps.push_max), carrier }
     } else if caps.one_sided {

@@ -54,15 +54,11 @@ impl<B: Buffers> SendOp<B> {
 }
 
 impl<I: Iface> Engine<I> {
-    /// Whether a send of device memory is announced, and its receiver may read it from there by some lane. Otherwise it
-    /// is sent from a copy.
-    pub(crate) fn advertises(&mut self, peer: PeerId, memory: &SegmentList) -> bool {
+    /// Whether a send of device memory is announced, and read from there later: by its receiver, by some lane, or part by part.
+    /// Otherwise it is sent from a copy.
+    pub(crate) fn reads_later(&mut self, peer: PeerId, memory: &SegmentList) -> bool {
         let (iface, limits, len) = (&mut self.iface, &self.core.limits, memory.len());
-        !select::is_eager(iface, limits, peer, len)
-            && matches!(
-                select::remote_buffers(iface, peer, (len, memory), None),
-                select::Buffers::On(_)
-            )
+        !select::is_eager(iface, limits, peer, len) && select::leaves_on_device(iface, peer, memory)
     }
 
     /// Starts a send. `Again`: no room in the ring, in the completion queue or for another pending send. Sends that
@@ -194,6 +190,7 @@ impl<I: Iface> Engine<I> {
             context: op.context,
             report: op.report,
             completed: false,
+            unreadable: false,
             offer: None,
             announced_ns: 0,
         };
@@ -273,8 +270,7 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    /// Copies device memory of a message that is about to be sent, unless a lane takes it: packets are filled from memory
-    /// of the host. False: the device failed, or there is no memory.
+    /// Copies device memory of a message that is about to be sent, unless it is read later. False: the device failed, or there is no memory.
     fn make_readable(&mut self, key: Key, eager: bool) -> bool {
         let Self { iface, core } = self;
         let Some(Pending { message, .. }) = core.sends.pending.get_mut(key) else { return true };
@@ -282,10 +278,8 @@ impl<I: Iface> Engine<I> {
         if !memory.is_on_device() {
             return true;
         }
-        let caps = iface.caps(message.peer);
-        let how = select::announce(iface, &caps, message.peer, (memory.len(), &memory));
-        let by_lane = !eager && matches!(how, Announce::RemoteBuffers(_));
-        by_lane || message.payload.bring_to_host(&mut core.sends.copied)
+        let stays = !eager && select::leaves_on_device(iface, message.peer, &memory);
+        stays || message.payload.bring_to_host(&mut core.sends.copied)
     }
 
     /// Announces a message (RTS). If it is sent unsolicited, its first bytes go with the announcement.

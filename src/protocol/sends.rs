@@ -200,6 +200,17 @@ impl Sends {
         }
     }
 
+    /// Whether the device that has the message has failed.
+    pub(super) fn is_unreadable(&self, key: Key) -> bool {
+        self.pending.get(key).is_some_and(|pending| pending.message.unreadable)
+    }
+
+    /// Whether a copy has to be waited for, of whose end nothing but a question tells.
+    pub(super) fn is_staged(&self, key: Key) -> bool {
+        let scheme = self.pending.get(key).map(|pending| &pending.scheme);
+        matches!(scheme, Some(Sender::Fragments(fragments)) if fragments.is_staged())
+    }
+
     /// Keeps a send that its receiver has finished with while the device may read the message. False: it does not.
     pub(super) fn keep_for_device(&mut self, key: Key, status: u32) -> bool {
         let reads = self.wrote.iter().any(|(_, wrote)| wrote.tx == key);
@@ -438,6 +449,9 @@ impl Sends {
         Some(wrote.tx)
     }
 }
+
+/// Why a send ends whose device has failed.
+pub(super) const UNREADABLE: (i32, Cause) = (libc::EIO, Cause::SenderUnreadable);
 
 /// What a FIN says of a send.
 pub(super) fn error_of(status: u32) -> Option<(i32, Cause)> {

@@ -4,7 +4,7 @@ use super::flow::Onward;
 use super::index_list::Key;
 use super::packet::{Packet, Ranges};
 use super::schemes::fragments;
-use super::sends::{Pending, Sender, error_of};
+use super::sends::{Pending, Sender, UNREADABLE, error_of};
 use super::state::{Core, Engine};
 use super::{Cause, Host};
 use crate::telemetry::trace::Kind;
@@ -149,11 +149,12 @@ impl Core {
                 outbox.urgent.extend(packet.map(|packet| (peer, packet)));
             }
             // The receiver's FIN ends the send.
-            Onward::Fragments { rx, .. } if !message.payload.bring_to_host(&mut sends.copied) => {
+            Onward::Unreadable { rx } => {
+                (*scheme, message.unreadable) = (Sender::Sent(None), true);
                 outbox.reply(peer, Packet::Fault { rx });
             }
             Onward::Fragments { rx, flow } => {
-                *scheme = Sender::Fragments(fragments::Sender::new(rx, flow));
+                *scheme = Sender::Fragments(fragments::Sender::new(rx, flow, message));
                 sends.streams.push_back(key);
             }
             Onward::Complete => {
@@ -215,7 +216,8 @@ impl Core {
         let Some(key) = self.sends.on_fin(peer, tx, &mut self.counts) else { return false };
         if !self.sends.keep_for_device(key, status) {
             self.peers.count_outstanding(peer, -1);
-            self.sends.finish(key, error_of(status), host);
+            let unreadable = self.sends.is_unreadable(key).then_some(UNREADABLE);
+            self.sends.finish(key, error_of(status).map(|error| unreadable.unwrap_or(error)), host);
         }
         true
     }

@@ -2,8 +2,10 @@
 
 mod direct;
 mod driver;
+mod host;
 mod share;
 
 pub(crate) use direct::Flush;
 pub(crate) use driver::{Allocation, Context, Cuda, Failure, IpcHandle, Lane};
+pub(crate) use host::HostMemory;
 pub(crate) use share::{Exported, Import, Kind, Part};

@@ -32,6 +32,15 @@ pub(crate) fn add(function: &'static str, n: u64) -> u64 {
     *sum
 }
 
+/// `n` of something were there at one time: the most is kept.
+pub(crate) fn count_most(what: &'static str, n: u64) {
+    if Settings::get().directory.is_some() {
+        let mut calls = calls();
+        let (most, _) = calls.entry(what).or_default();
+        *most = n.max(*most);
+    }
+}
+
 /// The last call of `function` is made to fail.
 pub(crate) fn count_failure(function: &'static str) {
     calls().entry(function).or_default().1 += 1;

@@ -1,11 +1,12 @@
 //! Streams and events. A stream is a queue and a thread that works it off, each piece late by a time of its own.
 
+use crate::counters;
 use crate::memory::Allocation;
 use crate::random::Random;
 use crate::settings::Settings;
 use crate::sys;
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -64,6 +65,12 @@ impl Work {
             Self::Place { to, .. } | Self::Fill { to, .. } => [Some(to), None],
             Self::Record(..) | Self::Wait(..) | Self::Pause(_) | Self::Call(..) => [None, None],
         }
+    }
+
+    /// A copy from a device to memory of the host, of at least 64 KiB.
+    fn is_long_fetch(&self) -> bool {
+        let is_host = |end: &End| end.of.as_ref().is_none_or(|of| of.is_host());
+        matches!(self, Self::Copy { to, from, len } if *len >= 64 * 1024 && is_host(to) && !is_host(from))
     }
 
     fn run(&self) {
@@ -142,6 +149,11 @@ impl Stream {
 
     /// Memory that the default stream or a blocking one uses may be freed: freeing waits for these.
     fn count(&self, work: &Work, by: isize) {
+        if work.is_long_fetch() {
+            static FETCHES: AtomicUsize = AtomicUsize::new(0);
+            let now = FETCHES.fetch_add(by as usize, Ordering::AcqRel).wrapping_add(by as usize);
+            counters::count_most("most-DtoH", now as u64);
+        }
         if !self.blocking {
             work.ends().into_iter().flatten().for_each(|end| end.queued(by));
         }

@@ -393,9 +393,9 @@ impl Sending {
         let destination = ep.destination(self.dest, guard)?;
         let engine = ep.engine(guard).ok_or(OpError::Error(FI_EOPBADSTATE))?;
         if self.payload.is_on_device()
-            && (self.inject || !engine.advertises(destination.0, &self.payload))
+            && (self.inject || !engine.reads_later(destination.0, &self.payload))
         {
-            // No peer and no system call can read it: the message is sent from a copy, as an injected one.
+            // The message is sent from a copy, as an injected one.
             let copy = OwnedBuffer::try_copy_of(&self.payload).ok_or(OpError::Error(FI_EIO))?;
             return Self { payload: copy.segments(), inject: true, ..*self }
                 .start(ep, guard, account);

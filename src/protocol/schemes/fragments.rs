@@ -5,6 +5,7 @@ use crate::protocol::flow::{Flow, Onward};
 use crate::protocol::limits::Counts;
 use crate::protocol::message::Outbound;
 use crate::protocol::packet::PieceHeader;
+use crate::protocol::staging::Staging;
 use crate::transport::{Iface, SendError};
 
 /// The receiver's side: it has asked for fragments.
@@ -53,11 +54,19 @@ impl Receiver {
 pub(in crate::protocol) struct Sender {
     rx: u64,
     flow: Flow,
+    /// The message is in device memory.
+    staging: Option<Staging>,
 }
 
 impl Sender {
-    pub(in crate::protocol) fn new(rx: u64, flow: Flow) -> Self {
-        Self { rx, flow }
+    pub(in crate::protocol) fn new(rx: u64, flow: Flow, message: &Outbound) -> Self {
+        let device = message.payload.segments().is_on_device();
+        Self { rx, flow, staging: device.then(|| Staging::new(flow.offset, flow.end)) }
+    }
+
+    /// A copy has to be waited for, of whose end nothing but a question tells.
+    pub(in crate::protocol) fn is_staged(&self) -> bool {
+        self.staging.is_some()
     }
 
     /// Sends fragments.
@@ -67,8 +76,17 @@ impl Sender {
         message: &Outbound,
         counts: &mut Counts,
     ) -> Onward {
-        let header = |offset: u64| PieceHeader::fragment(self.rx, offset);
-        match self.flow.send(iface, message, false, header, counts) {
+        let (rx, all) = (self.rx, message.payload.segments());
+        let source = match &mut self.staging {
+            None => all.into(),
+            Some(staging) => match staging.source(&all, self.flow.offset) {
+                Ok(Some(source)) => source,
+                Ok(None) => return Onward::Again,
+                Err(_) => return Onward::Unreadable { rx },
+            },
+        };
+        let header = |offset: u64| PieceHeader::fragment(rx, offset);
+        match self.flow.send(iface, (message.peer, &source), false, header, counts) {
             Ok(true) => Onward::Sent(None),
             Ok(false) => Onward::Moved,
             Err(SendError::Again) => Onward::Again,

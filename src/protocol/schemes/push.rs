@@ -114,7 +114,9 @@ impl Sender {
         counts: &mut Counts,
     ) -> Onward {
         let header = |offset: u64| PieceHeader::pushed(key.to_wire(), offset);
-        match self.flow.send(iface, message, self.asked.is_none(), header, counts) {
+        let source = message.payload.segments().into();
+        let unsolicited = self.asked.is_none();
+        match self.flow.send(iface, (message.peer, &source), unsolicited, header, counts) {
             Ok(true) => self.end(),
             Ok(false) => Onward::Moved,
             Err(SendError::Again) => Onward::Again,

@@ -1,7 +1,7 @@
 //! A device fails while it copies: every operation ends on both sides, with an error wherever bytes are wrong.
 
 use super::fixture::{LIMITS, Memory, World, lend, receive_op, rma_op, send_op};
-use super::sim::Weather;
+use super::sim::{Reach, Weather};
 use crate::memory::keys::Right::{Read, Write};
 use crate::memory::mover::tests as mover;
 use crate::protocol::{Cause, Direction, Limits, ReceiveOp, RmaOp, SendOp};
@@ -88,6 +88,43 @@ fn a_receive_into_device_memory_ends() {
             }
             failed
         });
+    }
+}
+
+/// The message goes in packets, and is copied part by part; the last one of some that begin to be copied fails too.
+#[test]
+fn a_send_from_device_memory_ends() {
+    for weather in weathers() {
+        let off = vec![Reach::Off];
+        let weather = Weather { get: off.clone(), put: off, ..weather };
+        for (nth, delivery) in (0..200).map(|n| (n, n % 2 == 0)) {
+            let len = 20_000;
+            mover::fail(nth);
+            let mut world = World::new(2, weather.clone(), LIMITS);
+            let peer = world.peer(0, 1);
+            let (mut from, mut to) = (Memory::pattern(0, len), Memory::zeroed(len));
+            let plain = send_op(peer, &mut from, 1);
+            let payload = plain.payload.as_device(1);
+            world.receive(1, &receive_op(&mut to, 2)).unwrap();
+            world.send(0, &SendOp { payload, delivery, ..plain }).unwrap();
+            world.settle();
+            let failed = !mover::still_fails();
+            match (&world.sends(0)[..], &world.reports(1, Direction::Receive)[..]) {
+                ([Ok(_)], [Ok(_)]) => assert!(!failed && to.0 == from.0),
+                ([Err(sent)], [Err(received)]) => {
+                    assert!(failed, "{sent:?}");
+                    assert_eq!((sent.error, sent.cause), (libc::EIO, Cause::SenderUnreadable));
+                    assert_eq!(received.cause, Cause::SenderUnreadable);
+                }
+                other => panic!("{nth}: {other:?}"),
+            }
+            world.assert_empty();
+            assert_eq!((mover::under_way(), mover::buffers().0), (0, 0));
+            if !failed {
+                assert!(nth >= 40, "{nth}: two failures for each part");
+                break;
+            }
+        }
     }
 }
 

@@ -30,4 +30,5 @@ mod sim;
 mod sim_share;
 mod sim_stream;
 mod sim_window;
+mod staging;
 mod windows;

@@ -347,7 +347,7 @@ impl Run {
         message.delivery = self.rng.percent(self.habits.delivery);
         message.fence = self.rng.percent(self.habits.fence);
         let cuts = self.cuts(len);
-        let payload = lend(&mut message.memory.0, &cuts);
+        let payload = lend(&mut message.memory.0, &cuts).as_device(self.rng.kinds());
         let Message { report, inject, delivery, fence, .. } = message;
         let op = SendOp {
             peer,

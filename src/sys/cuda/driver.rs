@@ -94,6 +94,11 @@ functions! { Direct
     attribute c"cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
 }
 
+functions! { Registering
+    register c"cuMemHostRegister_v2" (Handle, usize, c_uint);
+    unregister c"cuMemHostUnregister" (Handle);
+}
+
 functions! { Sharing
     retain c"cuMemRetainAllocationHandle" (*mut u64, u64);
     release c"cuMemRelease" (u64);
@@ -134,6 +139,7 @@ pub(crate) struct Cuda {
     pub(super) sharing: Option<Sharing>,
     /// For network devices; since CUDA 11.7.
     pub(super) direct: Option<Direct>,
+    pub(super) registering: Option<Registering>,
     /// Since CUDA 12.0.
     identity: Option<Identity>,
     /// Since CUDA 12.1.
@@ -197,7 +203,8 @@ impl Cuda {
             let (sharing, identity) = (Sharing::of(&library), Identity::of(&library));
             let (flags, home) = (Flags::of(&library), Home::here());
             let (functions, direct) = (Functions::of(&library)?, Direct::of(&library));
-            Some(Self { functions, sharing, direct, identity, flags, home })
+            let registering = Registering::of(&library);
+            Some(Self { functions, sharing, direct, registering, identity, flags, home })
         };
         CUDA.get_or_make(|| of(Library::open(c"libcuda.so.1")?)).as_ref()
     }

@@ -1,0 +1,216 @@
+//! Device memory through memory of the host, with copies that nobody waits for.
+//!
+//! What is sent in packets or frames has to be in memory of the host. A long message is not copied there as a whole: parts of it are
+//! copied to *bounce buffers*, of [`LEN`] bytes each, and the copy of one part runs while an earlier one is sent. The
+//! buffers are registered with the driver, so that the call that begins a copy does not wait; [`Part::bytes`] asks for its end.
+//!
+//! Each context has [`BUFFERS`](mover::BUFFERS) of them, which stay registered. A message takes those that it could do without (`ahead`) only from
+//! there. The one that it needs is made where there is none, so that no message waits for another one, whose peer may have
+//! stopped; it is pageable, and its copy may last as long as the call.
+//!
+//! Not run on a GPU; on a double only.
+//!
+//! # Safety
+//! As in [`region`](super::region): the application lends memory for the time of an operation.
+#![allow(unsafe_code)]
+
+use super::SegmentList;
+use super::mover::{self, NONE, Site};
+use crate::sys::cuda::{Context, Cuda, Failure, HostMemory, Lane};
+use crate::sys::process::Home;
+use crate::telemetry::log;
+
+/// Length of a bounce buffer, bytes.
+pub(crate) const LEN: usize = if cfg!(test) { 1000 } else { 256 * 1024 };
+/// CUDA_ERROR_OUT_OF_MEMORY.
+const NO_MEMORY: Failure = Failure(2);
+
+/// Bytes of a list that are in memory of the host, or are copied there.
+#[derive(Debug)]
+pub(crate) enum Part {
+    /// They are there.
+    Here(SegmentList),
+    Copied(Copied),
+}
+
+/// A copy from device memory to a bounce buffer. Who drops it before its end waits for that.
+#[derive(Debug)]
+pub(crate) struct Copied {
+    site: Site,
+    buffer: Option<Buffer>,
+    len: usize,
+    /// `None`: it has ended.
+    lane: Option<Lane>,
+    home: Home,
+    #[cfg(test)]
+    late: Option<mover::tests::Late>,
+}
+
+#[derive(Debug)]
+struct Buffer {
+    memory: HostMemory,
+    /// The context whose pool it is of.
+    of: Option<Context>,
+}
+
+impl Part {
+    /// Begins to bring at most [`LEN`] of the `len` bytes at `offset` to memory of the host. `None`: they are to be read `ahead`,
+    /// and no buffer is free for that. Failures: those of the driver, which are said.
+    pub(crate) fn begin(
+        list: &SegmentList,
+        (offset, len): (usize, usize),
+        ahead: bool,
+    ) -> Result<Option<Self>, Failure> {
+        let piece = list.piece(offset, len.min(LEN));
+        let (site, addr) = piece.range().ok_or(NONE)?;
+        let Some(site) = site else {
+            let start = std::ptr::with_exposed_provenance(addr);
+            // SAFETY: a part of what the application lent.
+            return Ok(Some(Self::Here(unsafe { SegmentList::contiguous(start, piece.len()) })));
+        };
+        // SAFETY: the application lent the memory to an operation that ends after the copy, or drops it.
+        let copied = unsafe { Copied::begin(site, addr, piece.len(), ahead) };
+        Ok(copied.inspect_err(|failure| say(*failure))?.map(Self::Copied))
+    }
+
+    /// Length, bytes.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Here(list) => list.len(),
+            Self::Copied(copied) => copied.len,
+        }
+    }
+
+    /// The bytes, which are there as long as `self` is. `None`: not yet. Failures: those of the driver, which are said.
+    pub(crate) fn bytes(&mut self) -> Result<Option<SegmentList>, Failure> {
+        match self {
+            Self::Here(list) => Ok(Some(*list)),
+            Self::Copied(copied) => {
+                let ended = copied.has_ended().inspect_err(|failure| say(*failure))?;
+                Ok(ended.then(|| copied.bytes()))
+            }
+        }
+    }
+}
+
+fn say(Failure(result): Failure) {
+    log::limited!(cause: result, "a copy of device memory failed: CUDA answers {result}");
+}
+
+impl Buffer {
+    /// `None`: none is free to be used `ahead`. Failures: there is no memory; those of [`mover::usable`].
+    fn take(site: Site, ahead: bool) -> Result<Option<Self>, Failure> {
+        let (cuda, (context, found)) =
+            mover::usable(site, |place| (place.context, place.pool.take()))?;
+        let made = match found {
+            Some(Some(memory)) => return Ok(Some(Self { memory, of: Some(context) })),
+            Some(None) => cuda.host_memory(context, LEN),
+            None if ahead => return Ok(None),
+            None => HostMemory::pageable(LEN),
+        };
+        let of = found.map(|_| context);
+        match made {
+            Ok(memory) => Ok(Some(Self { memory, of })),
+            Err(_) => {
+                let is = |known: Context| of == Some(known);
+                let _ = mover::at(site, |place| place.pool.made -= usize::from(is(place.context)));
+                if ahead { Ok(None) } else { Err(NO_MEMORY) }
+            }
+        }
+    }
+
+    fn give_back(self, site: Site) {
+        let Self { memory, of } = self;
+        // What is left over ends without the lock.
+        let _left = mover::at(site, |place| {
+            let is_its = of == Some(place.context);
+            let (back, left) = if is_its { (Some(memory), None) } else { (None, Some(memory)) };
+            place.pool.idle.extend(back);
+            left
+        });
+    }
+}
+
+impl Copied {
+    /// # Safety
+    /// The `len` bytes at `from` are lent until [`Self::has_ended`] has answered, or the value is dropped.
+    unsafe fn begin(
+        site: Site,
+        from: usize,
+        len: usize,
+        ahead: bool,
+    ) -> Result<Option<Self>, Failure> {
+        #[cfg(test)]
+        if site == mover::DOUBLE {
+            return Self::begin_double(from, len, ahead);
+        }
+        let Some(buffer) = Buffer::take(site, ahead)? else { return Ok(None) };
+        let to = buffer.memory.address();
+        let mut copied = Self {
+            site,
+            buffer: Some(buffer),
+            len,
+            lane: None,
+            home: Home::here(),
+            #[cfg(test)]
+            late: None,
+        };
+        let (cuda, lane) = mover::borrow(site)?;
+        copied.lane = Some(lane);
+        // SAFETY: the caller vouches for the source; the buffer is this copy's until it has ended.
+        let begun = unsafe { cuda.start(&lane, to, from, len) };
+        if begun.is_err() {
+            mover::settle(site, cuda, &lane);
+        }
+        begun.map(|()| Some(copied))
+    }
+
+    /// Whether all bytes are in the buffer. Failures: those of the driver; the buffer has any bytes.
+    fn has_ended(&mut self) -> Result<bool, Failure> {
+        #[cfg(test)]
+        if let Some(late) = &mut self.late {
+            return late.has_ended();
+        }
+        let Some(lane) = self.lane else { return Ok(true) };
+        let ended = Cuda::get().ok_or(NONE)?.is_done(&lane)?;
+        if ended {
+            self.lane = None;
+            mover::give_back(self.site, lane);
+        }
+        Ok(ended)
+    }
+
+    fn bytes(&self) -> SegmentList {
+        let start = self.buffer.as_ref().map_or(0, |buffer| buffer.memory.address());
+        // SAFETY: the buffer is this value's, and has as many bytes.
+        unsafe { SegmentList::contiguous(std::ptr::with_exposed_provenance(start), self.len) }
+    }
+}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        if !self.home.is_here() {
+            return;
+        }
+        if let (Some(lane), Some(cuda)) = (self.lane.take(), Cuda::get()) {
+            mover::end(self.site, cuda, &lane);
+            mover::give_back(self.site, lane);
+        }
+        if let Some(buffer) = self.buffer.take() {
+            buffer.give_back(self.site);
+        }
+    }
+}
+
+#[cfg(test)]
+impl Copied {
+    fn begin_double(from: usize, len: usize, ahead: bool) -> Result<Option<Self>, Failure> {
+        let memory = HostMemory::pageable(LEN).map_err(|_| NO_MEMORY)?;
+        let Some(late) = mover::tests::Late::begin(memory.address(), from, len, ahead)? else {
+            return Ok(None);
+        };
+        let buffer = Some(Buffer { memory, of: None });
+        let (site, home) = (mover::DOUBLE, Home::here());
+        Ok(Some(Self { site, buffer, len, lane: None, home, late: Some(late) }))
+    }
+}

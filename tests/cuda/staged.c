@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
+/*
+ * staged [MIB [device]]: a message of so many MiB, 256 if nothing is said, goes from device memory to memory of the host, or of a device. Both sides
+ * look at what memory they need meanwhile (RssAnon): little, not as much as the message. It is linked with the double's libcuda.so.1.
+ */
+#include "common.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef uint64_t ptr;
+extern int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
+extern int cuMemAlloc_v2(ptr *, size_t), cuMemFree_v2(ptr), cuMemcpyHtoD_v2(ptr, const void *, size_t), cuMemcpyDtoH_v2(void *, ptr, size_t);
+
+enum { PIECE = 1 << 20, MOST_KIB = 24 << 10 };
+static size_t len = 256 << 20;
+static bool to_device;
+
+/* Memory that is of no file, KiB. */
+static long anonymous(void)
+{
+	FILE *status = fopen("/proc/self/status", "r");
+	char line[200];
+	long kib = -1;
+
+	CHECK(status);
+	while (kib < 0 && fgets(line, sizeof line, status))
+		sscanf(line, "RssAnon: %ld", &kib);
+	fclose(status);
+	return kib;
+}
+
+/* Waits for an operation. Returns the most memory that was needed meanwhile, KiB. */
+static long watched(struct side *side, struct fid_cq *cq)
+{
+	struct fi_cq_tagged_entry entry = {0};
+	double end = now() + 50;
+	long most = 0, kib, turns = 0;
+	ssize_t rc;
+
+	while ((rc = fi_cq_read(cq, &entry, 1)) == -FI_EAGAIN) {
+		CHECK(now() < end);
+		progress(side);
+		if (turns++ % 64 == 0 && (kib = anonymous()) > most)
+			most = kib;
+	}
+	SAME(rc, 1);
+	return most;
+}
+
+static void one_message(struct side *side)
+{
+	struct setup setup = { .caps = FI_MSG | FI_TAGGED | FI_HMEM };
+	static struct fi_context2 context;
+	uint8_t *piece = need(PIECE), *host = NULL;
+	bool sends = side->rank == 0;
+	ptr device = 0;
+	void *primary;
+	long before, most;
+	size_t at;
+
+	SAME(cuInit(0) || cuDevicePrimaryCtxRetain(&primary, 0) || cuCtxSetCurrent(primary), 0);
+	if (sends || to_device)
+		SAME(cuMemAlloc_v2(&device, len), 0);
+	else
+		memset(host = need(len), 0, len);
+	for (at = 0; sends && at < len; at += PIECE) {
+		fill(piece, PIECE, (uint32_t)(at / PIECE));
+		SAME(cuMemcpyHtoD_v2(device + at, piece, PIECE), 0);
+	}
+	side_begin(side, &setup);
+	before = anonymous();
+	if (sends)
+		POST(side, fi_tsend(side->ep, (void *)device, len, NULL, side->peer, 1, &context));
+	else
+		POST(side, fi_trecv(side->ep, device ? (void *)device : host, len, NULL, side->peer, 1, 0, &context));
+	most = watched(side, sends ? side->tx : side->rx);
+	printf("  %s: %ld KiB before, %ld KiB at most\n", sends ? "sends" : "receives", before, most);
+	if (most > before + MOST_KIB)
+		FAIL("a message of %zu MiB needed %ld KiB", len >> 20, most - before);
+	for (at = 0; !sends && at < len; at += PIECE) {
+		if (device)
+			SAME(cuMemcpyDtoH_v2(piece, device + at, PIECE), 0);
+		CHECK(holds(device ? piece : host + at, PIECE, (uint32_t)(at / PIECE), 0));
+	}
+	side_end(side);
+	if (device)
+		SAME(cuMemFree_v2(device), 0);
+	free(host);
+	free(piece);
+}
+
+int main(int argc, char **argv)
+{
+	if (argc > 1)
+		len = (size_t)atoi(argv[1]) << 20;
+	to_device = argc > 2 && !strcmp(argv[2], "device");
+	return run_story(one_message, false, 55) ? 0 : 1;
+}
