@@ -258,7 +258,7 @@ impl<I: Iface> Engine<I> {
             self.iface.attend();
         }
         let n = if self.core.has_work() { self.advance(host) } else { 0 };
-        self.core.stirred = self.core.has_work();
+        self.core.stirred = self.core.has_work() || self.core.arrivals.attentive;
         n
     }
 
