@@ -19,7 +19,7 @@ use super::layout::{
     FLAG_SLEEPING, FLAG_WAITS, FLAGS, Geometry, HINTED, MOVABLE_MAX, MOVED, ROOMS, SLOT,
     SLOT_HEADER, SLOT_ROOM, SLOTS, SLOTS_STEP,
 };
-use super::storage::{Storage, Word};
+use super::storage::{Near, Storage, Word};
 use crate::memory::Segment;
 use crate::sys::shared_memory::SharedMemory;
 use crate::sys::simd::{fetch, fetch_to_write};
@@ -90,7 +90,7 @@ pub(super) enum Wake {
 /// The sending end.
 #[derive(Debug)]
 pub(super) struct Producer<M = Arc<SharedMemory>> {
-    memory: M,
+    memory: Near<M>,
     geometry: Geometry,
     /// The receiver has accepted the link.
     settled: bool,
@@ -136,7 +136,7 @@ impl<M: Storage> Producer<M> {
         let payload_max = geometry.payload_max().min(MOVABLE_MAX);
         let bulk_after = vec![0; geometry.slots as usize].into_boxed_slice();
         Self {
-            memory,
+            memory: Near::new(memory),
             geometry,
             settled: false,
             growth: None,
@@ -346,7 +346,7 @@ impl<M: Storage> Producer<M> {
     }
 
     pub(super) fn memory(&self) -> &M {
-        &self.memory
+        self.memory.memory()
     }
 
     fn flags(&self) -> u32 {
@@ -793,7 +793,7 @@ impl SlotHead {
 /// The receiving end.
 #[derive(Debug)]
 pub(super) struct Consumer<M = Arc<SharedMemory>> {
-    memory: M,
+    memory: Near<M>,
     geometry: Geometry,
     /// Slots consumed so far, and the index of the next one.
     head: u32,
@@ -811,11 +811,12 @@ impl<M: Storage> Consumer<M> {
     pub(super) fn new(memory: M, geometry: Geometry) -> Self {
         debug_assert!(memory.len() >= geometry.len());
         let late = laps::late(geometry.slots);
+        let memory = Near::new(memory);
         Self { memory, geometry, head: 0, at: 0, published: 0, late, received: 0, places: None }
     }
 
     pub(super) fn memory(&self) -> &M {
-        &self.memory
+        self.memory.memory()
     }
 
     /// Payloads may lie in the recycled buffers of this segment, or of the segment that we send through.
@@ -1314,8 +1315,8 @@ mod tests {
 
     /// For end 1 or 2, whose segment has that identity.
     fn share_places((tx, rx): (&mut Producer, &mut Consumer), end: u32) {
-        let ours = Area::new(tx.memory.clone(), tx.geometry, end);
-        let theirs = Area::new(rx.memory.clone(), rx.geometry, 3 - end);
+        let ours = Area::new(tx.memory().clone(), tx.geometry, end);
+        let theirs = Area::new(rx.memory().clone(), rx.geometry, 3 - end);
         tx.share_places(ours.clone(), theirs.clone());
         rx.share_places(theirs, ours);
     }

@@ -151,6 +151,75 @@ impl<S: Storage> Storage for Arc<S> {
     }
 }
 
+/// Memory whose first byte is kept beside it: to look it up would take another cache line of each link.
+#[derive(Debug)]
+pub(super) struct Near<S> {
+    base: NonNull<u8>,
+    memory: S,
+}
+
+// SAFETY: `base` is only what `memory` says.
+unsafe impl<S: Send> Send for Near<S> {}
+// SAFETY: as above.
+unsafe impl<S: Sync> Sync for Near<S> {}
+
+impl<S: Storage> Near<S> {
+    pub(super) fn new(memory: S) -> Self {
+        Self { base: memory.base(), memory }
+    }
+
+    pub(super) fn memory(&self) -> &S {
+        &self.memory
+    }
+}
+
+impl<S: Storage> Storage for Near<S> {
+    type Word = S::Word;
+
+    #[inline(always)]
+    fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    #[inline(always)]
+    fn whole(&self) -> Option<NonNull<u8>> {
+        self.memory.whole()
+    }
+
+    fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    #[inline(always)]
+    unsafe fn word(&self, place: *mut u8) -> &S::Word {
+        // SAFETY: the caller guarantees a valid position.
+        unsafe { self.memory.word(place) }
+    }
+
+    fn reserve(&self, offset: usize, len: usize) -> bool {
+        self.memory.reserve(offset, len)
+    }
+
+    fn release(&self, offset: usize, len: usize) -> bool {
+        self.memory.release(offset, len)
+    }
+
+    #[inline(always)]
+    fn fence() {
+        S::fence();
+    }
+
+    #[inline(always)]
+    fn written(&self, place: *const u8, len: usize) {
+        self.memory.written(place, len);
+    }
+
+    #[inline(always)]
+    fn read(&self, place: *const u8, len: usize) {
+        self.memory.read(place, len);
+    }
+}
+
 impl Word for AtomicU32 {
     #[inline(always)]
     fn load(&self, order: Ordering) -> u32 {
