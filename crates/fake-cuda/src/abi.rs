@@ -381,7 +381,7 @@ fn attribute_of(
         2 => put(to.cast(), of.map_or(0, Allocation::memory_type)),
         3 | 4 => put(to.cast(), of.map_or(0, |_| addr)),
         6 => put(to.cast(), of.map_or(0, |of| c_int::from(of.sync.load(Ordering::Relaxed)))),
-        7 => put(to.cast(), of.map_or(0, |of| of.id)),
+        7 => put(to.cast(), of.map_or(0, Allocation::buffer_id)),
         8 => put(to.cast(), c_uint::from(of.is_some_and(Allocation::is_managed))),
         9 => put(to.cast(), of.map_or(-2, |of| of.ordinal)),
         10 => put(to.cast(), c_uint::from(of.is_some_and(|of| of.exported().is_some()))),
@@ -390,6 +390,7 @@ fn attribute_of(
         13 => put(to.cast(), c_uint::from(of.is_some())),
         14 => put(to.cast(), of.map_or(0, |of| u64::from(of.types()))),
         17 => put(to.cast(), of.map_or(0, Allocation::pool)),
+        20 if Settings::get().blocks => put(to.cast(), of.map_or(0, Allocation::block_id)),
         _ => Err(INVALID_VALUE),
     }
 }

@@ -17,8 +17,9 @@
 //! 5. freed addresses are given out again at once, with another BUFFER_ID;
 //! 6. an IPC handle cannot be opened by its own process; opening it again counts;
 //! 7. memory of pools and of cuMemCreate has no context, no IPC handle and no SYNC_MEMOPS, and a descriptor only if that was
-//!    asked for when it was made; what is mapped at an address has a BUFFER_ID of its own, the range of
-//!    its whole reservation, and a copy may go on in its neighbour;
+//!    asked for when it was made; what is mapped at an address has the range of its whole reservation, and a copy may go on in
+//!    its neighbour. So has it the BUFFER_ID: whether that of a GPU's driver changes with what is mapped is not known. The
+//!    MEMORY_BLOCK_ID does;
 //! 8. a context takes its streams, events and memory with it, and the next primary one of the device has its handle;
 //! 9. a pointer of a pool is exported only after the pool was; a pool that is destroyed lasts as long as allocations of it, and
 //!    then another one gets its handle.

@@ -36,6 +36,8 @@ pub(crate) enum Kind {
 /// Memory of cuMemCreate.
 #[derive(Debug)]
 pub(crate) struct Physical {
+    /// MEMORY_BLOCK_ID.
+    pub(crate) id: u64,
     pub(crate) file: OwnedFd,
     pub(crate) len: usize,
     /// CUmemAllocationHandleType: how it may be exported.
@@ -61,7 +63,7 @@ pub(crate) struct Pool {
 pub(crate) struct Allocation {
     pub(crate) base: usize,
     pub(crate) len: usize,
-    /// BUFFER_ID.
+    /// No other allocation of the process has had it.
     pub(crate) id: u64,
     pub(crate) context: usize,
     pub(crate) ordinal: i32,
@@ -128,6 +130,16 @@ impl Allocation {
         } else {
             (self.base, self.len)
         }
+    }
+
+    /// BUFFER_ID: of what is mapped, one of the whole reservation, whatever is mapped in it.
+    pub(crate) fn buffer_id(&self) -> u64 {
+        if let Kind::Mapped(.., (begin, _)) = self.kind { begin as u64 } else { self.id }
+    }
+
+    /// MEMORY_BLOCK_ID.
+    pub(crate) fn block_id(&self) -> u64 {
+        if let Kind::Mapped(_, physical, ..) = &self.kind { physical.id } else { self.id }
     }
 
     pub(crate) fn is_managed(&self) -> bool {

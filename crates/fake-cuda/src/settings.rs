@@ -19,6 +19,8 @@ pub const ORDERED: &str = "FAKE_CUDA_ORDERED";
 /// Bytes of device memory that cuMemAlloc has; without limit if it is not set. What is freed while a dma-buf holds it is not
 /// free.
 pub const MEMORY: &str = "FAKE_CUDA_MEMORY";
+/// Set: the driver has no MEMORY_BLOCK_ID, as older ones.
+pub const NOBLOCKS: &str = "FAKE_CUDA_NOBLOCKS";
 /// The most that a copy is late, microseconds; 20 if it is not set.
 pub const DELAY_US: &str = "FAKE_CUDA_DELAY_US";
 /// `CALL:TIME`: that call of cuMemcpyAsync, counted as for failures, begins a copy that is so late, microseconds.
@@ -36,6 +38,7 @@ pub(crate) struct Settings {
     pub(crate) apart: bool,
     pub(crate) ordered: bool,
     pub(crate) memory: Option<usize>,
+    pub(crate) blocks: bool,
     pub(crate) delay_us: u64,
     pub(crate) seed: u64,
     /// A call of cuMemcpyAsync, and how late its copy is.
@@ -55,6 +58,7 @@ impl Settings {
             first: number(FIRST, 0),
             apart: number(NOPEER, 0) != 0,
             ordered: number(ORDERED, 0) != 0,
+            blocks: number(NOBLOCKS, 0) == 0,
             memory: Some(number(MEMORY, 0) as usize).filter(|memory| *memory > 0),
             delay_us: number(DELAY_US, 20),
             seed: number(SEED, 1),
@@ -118,6 +122,7 @@ mod tests {
             apart: false,
             ordered: false,
             memory: None,
+            blocks: true,
             delay_us: 0,
             seed: 0,
             late: late("12:500"),

@@ -42,7 +42,8 @@ impl Model {
             return Err(INVALID_VALUE);
         }
         let file = sys::file(len).ok_or(OUT_OF_MEMORY)?;
-        Ok(self.keep(Arc::new(Physical { file, len, types, ordinal })))
+        let id = self.fresh() as u64;
+        Ok(self.keep(Arc::new(Physical { id, file, len, types, ordinal })))
     }
 
     pub(crate) fn physical(&self, handle: usize) -> Answer<&Arc<Physical>> {
@@ -77,7 +78,8 @@ impl Model {
         let len = sys::len_of(&file).filter(|len| len % GRANULARITY == 0 && *len > 0);
         let len = len.ok_or(INVALID_VALUE)?;
         let ordinal = self.context().map_or(0, |(_, ordinal)| ordinal);
-        Ok(self.keep(Arc::new(Physical { file, len, types: POSIX_FD, ordinal })))
+        let id = self.fresh() as u64;
+        Ok(self.keep(Arc::new(Physical { id, file, len, types: POSIX_FD, ordinal })))
     }
 
     pub(crate) fn reserve(&mut self, len: usize) -> Answer<usize> {

@@ -23,6 +23,8 @@ const SYNC_MEMOPS: c_int = 6;
 const SYNC_MEMOPS_OF_ALL: c_uint = 0x80;
 /// Devices of a process at most.
 const DEVICES_MAX: usize = 64;
+/// CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID.
+const MEMORY_BLOCK_ID: c_int = 20;
 /// CU_STREAM_NON_BLOCKING: the application's default stream neither waits for ours nor delays it.
 const NON_BLOCKING: c_uint = 1;
 /// CU_EVENT_DISABLE_TIMING.
@@ -158,8 +160,10 @@ pub(crate) struct Allocation {
     /// Its context; 0: the driver does not say.
     pub(super) context: usize,
     pub(super) ordinal: i32,
-    /// BUFFER_ID: no other allocation of this process has had it.
+    /// BUFFER_ID, and for what is mapped MEMORY_BLOCK_ID too: no other allocation of this process has had it.
     pub(crate) id: u64,
+    /// It may be that of other memory at this address: it is mapped, and the driver has no MEMORY_BLOCK_ID.
+    pub(crate) is_vague: bool,
     pub(crate) start: u64,
     /// Bytes.
     pub(crate) len: usize,
@@ -218,7 +222,8 @@ impl Cuda {
     /// The allocation of device memory that has the address. `None`: the processor may touch that memory, or nobody has
     /// initialised CUDA in this process. A forked child may have memory of its parent's, of which its driver tells nothing.
     pub(crate) fn find(&self, addr: u64) -> Result<Option<Allocation>, Failure> {
-        let mut found = Allocation { context: 0, ordinal: -1, id: 0, start: 0, len: 0 };
+        let mut found =
+            Allocation { context: 0, ordinal: -1, id: 0, is_vague: false, start: 0, len: 0 };
         let (mut kind, mut managed): (c_uint, c_uint) = (0, 0);
         // CONTEXT, MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL, BUFFER_ID, RANGE_START_ADDR, RANGE_SIZE: one call, because
         // the call for a single attribute is slow on newer drivers.
@@ -246,8 +251,20 @@ impl Cuda {
         }
         if found.is_mapped() {
             self.narrow(&mut found, addr);
+            self.tell_apart(&mut found, addr);
         }
         Ok(Some(found))
+    }
+
+    /// It is not known whether the BUFFER_ID of an address changes when other memory is mapped there; the MEMORY_BLOCK_ID does.
+    fn tell_apart(&self, found: &mut Allocation, addr: u64) {
+        let (mut block, mut which) = (0_u64, MEMORY_BLOCK_ID);
+        let mut place: *mut c_void = (&raw mut block).cast();
+        // SAFETY: one attribute, and one place, a local of its type.
+        let asked = done(unsafe { (self.functions.attributes)(1, &mut which, &mut place, addr) });
+        found.is_vague = asked.is_err() || block == 0;
+        // Both are counts from small numbers on: side by side they stay distinct.
+        found.id ^= block.rotate_left(32);
     }
 
     /// The range of memory of cuMemCreate is the whole reservation that it is mapped in, and this makes it the part that is
@@ -486,6 +503,6 @@ impl Allocation {
 impl Allocation {
     /// One that no driver knows.
     pub(crate) fn test(start: u64, len: usize) -> Self {
-        Self { context: 1, ordinal: 0, id: 1, start, len }
+        Self { context: 1, ordinal: 0, id: 1, is_vague: false, start, len }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A registration of a whole allocation is kept for later messages ([`Allocations`]) under the number that the driver gives an
 //! allocation (BUFFER_ID), which no other one of the process has. The driver is asked for the number of the address each time,
-//! so memory that was freed, and whose address another allocation has since, is never taken for it.
+//! so memory that was freed, and whose address another allocation has since, is never taken for it. Memory of cuMemCreate is told
+//! by MEMORY_BLOCK_ID too.
 //!
 //! Not run on a GPU; on doubles of the driver and of the device only.
 
@@ -19,7 +20,8 @@ pub(super) struct Gpus {
     registrar: Registrar,
     /// For requests of messages: what it allows.
     permission: Permission,
-    /// Whole allocations; `None`: none is kept, and each request registers its bytes.
+    /// Whole allocations; `None`: none is kept, and each request registers its bytes, as it does of memory that might not be told
+    /// from other memory at its address.
     kept: Option<Mutex<Allocations<Allocation, Registered>>>,
 }
 
@@ -69,7 +71,7 @@ impl Gpus {
     /// be otherwise later; those of the driver and of the device.
     pub(super) fn get(&self, addr: u64, len: usize) -> Result<Registered, Errno> {
         let (cuda, of) = find(addr, len)?;
-        let Some(kept) = &self.kept else {
+        let Some(kept) = self.kept.as_ref().filter(|_| !of.is_vague) else {
             return self.register(cuda, &of, (addr, len), self.permission);
         };
         let now = clock::now_ns();
