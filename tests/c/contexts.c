@@ -244,13 +244,20 @@ static void send_to(struct shared *s, int ep, size_t len, uint32_t seed)
 static void receives_are_shared(void)
 {
 	struct shared s;
+	struct fi_rx_attr attr;
+	struct fid_ep *srx;
+	uint64_t flags = FI_RECV | FI_TRIGGER;
 	fi_addr_t source;
 
 	open_shared(&s);
+	attr = *s.here.info->rx_attr;
 	SAME(fi_recv(s.ep[0], incoming, 1, NULL, FI_ADDR_UNSPEC, NULL), -FI_EOPNOTSUPP);
 	/* No receive waits for a counter here: it would be posted before its time. */
 	SAME(fi_recvmsg(s.srx, &(struct fi_msg){ .addr = FI_ADDR_UNSPEC }, FI_TRIGGER), -FI_EOPNOTSUPP);
 	SAME(fi_trecvmsg(s.srx, &(struct fi_msg_tagged){ .addr = FI_ADDR_UNSPEC }, FI_TRIGGER), -FI_EOPNOTSUPP);
+	SAME(fi_control(&s.srx->fid, FI_SETOPSFLAG, &flags), -FI_EINVAL);
+	attr.op_flags = FI_TRIGGER;
+	SAME(fi_srx_context(s.here.domain, &attr, &srx, NULL), -FI_EINVAL);
 	for (size_t n = 0; n < LENGTHS; n++) {
 		int order[] = { 2, 0, 3, 1 };
 		size_t len = lengths[n];

@@ -22,6 +22,7 @@ use crate::ofi::own::{Object, close as close_object};
 use crate::ofi::progress::{By, Progress, progress_for_others};
 use crate::ofi::table::{SLACK, Slack, Table, stubs};
 use crate::protocol::{ANY_SOURCE, Host, PeekAction, ReceiveOp, Receives, Report};
+use crate::telemetry::log;
 use libc::iovec;
 use libfabric_sys::{
     FI_ADDR_UNSPEC, FI_AUTH_KEY, FI_CLAIM, FI_CLASS_SRX_CTX, FI_CLASS_STX_CTX, FI_COMPLETION,
@@ -180,6 +181,7 @@ pub(in crate::ofi) unsafe fn open_receive(
     }
     if let Some(attr) = attr {
         info::offers_receive("fi_srx_context", attr, &domain.config)?;
+        check_default("fi_srx_context", flags)?;
     }
     let shared = Arc::new(SharedReceive {
         domain: domain.clone(),
@@ -212,6 +214,17 @@ pub(in crate::ofi) unsafe fn open_receive(
     // SAFETY: checked not to be null.
     unsafe { *out = Box::into_raw(srx).cast() };
     Ok(())
+}
+
+/// Errors: EINVAL for FI_TRIGGER among default flags. Triggered operations are an endpoint's.
+fn check_default(call: &str, flags: u64) -> Result<(), i32> {
+    if flags & FI_TRIGGER == 0 {
+        return Ok(());
+    }
+    log::warn(format_args!(
+        "{call} refused: op_flags of a shared receive context: FI_TRIGGER, with which each receive would be refused"
+    ));
+    Err(FI_EINVAL)
 }
 
 /// # Safety
@@ -526,6 +539,7 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
                 let flags = *flags & !FI_RECV;
                 code(
                     info::offers_flags("FI_SETOPSFLAG", false, flags)
+                        .and_then(|()| check_default("FI_SETOPSFLAG", flags))
                         .map(|()| handle.flags.store(flags, Ordering::Relaxed)),
                 )
             }
