@@ -6,7 +6,7 @@
 //! does. Once it stops, the thread takes the endpoint over and sleeps until a doorbell rings.
 
 use super::lock::Guard;
-use crate::protocol::Failure;
+use crate::protocol::{Failure, Report};
 use crate::sys::Errno;
 use crate::sys::event::{Doorbell, Epoll};
 use crate::sys::process::Home;
@@ -52,6 +52,8 @@ pub(super) trait Progress {
     fn has_vector(&self, vector: *const (), guard: &Guard<'_>) -> bool;
     /// Completions and receives of the peer that address `from` stood for have address `to` from now on.
     fn rename_source(&self, from: u64, to: u64, guard: &Guard<'_>);
+    /// Whether an operation that is reported so has room, or a receive: if not, those to other peers have none either.
+    fn has_room(&self, report: Report, receives: bool, guard: &Guard<'_>) -> bool;
     /// Reports an operation that failed before it was started.
     fn fail(&self, failure: &Failure, guard: &Guard<'_>);
 }

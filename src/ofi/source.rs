@@ -259,24 +259,30 @@ pub(super) fn this_thread() -> usize {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::ofi::lock::DomainLock;
-    use crate::protocol::Failure;
+    use crate::protocol::{Failure, Report};
     use crate::sys::event::Doorbell;
     use std::cell::Cell;
     use std::os::fd::{AsRawFd, RawFd};
 
     /// An endpoint that counts the waiters that it was told of.
-    struct Fed {
+    pub(in crate::ofi) struct Fed {
         bell: Doorbell,
         has_work: Cell<bool>,
+        pub(in crate::ofi) has_room: Cell<bool>,
         armed: Cell<i32>,
     }
 
     impl Fed {
-        fn new() -> Self {
-            Self { bell: Doorbell::new().unwrap(), has_work: Cell::new(false), armed: Cell::new(0) }
+        pub(in crate::ofi) fn new() -> Self {
+            Self {
+                bell: Doorbell::new().unwrap(),
+                has_work: Cell::new(false),
+                has_room: Cell::new(true),
+                armed: Cell::new(0),
+            }
         }
     }
 
@@ -313,6 +319,9 @@ mod tests {
             false
         }
         fn rename_source(&self, _: u64, _: u64, _: &Guard<'_>) {}
+        fn has_room(&self, _: Report, _: bool, _: &Guard<'_>) -> bool {
+            self.has_room.get()
+        }
         fn fail(&self, _: &Failure, _: &Guard<'_>) {}
     }
 

@@ -115,6 +115,13 @@ impl Work {
         account.report.context()
     }
 
+    /// The operations that need room in one place, whatever their peers.
+    fn pool(&self) -> Option<Pool> {
+        let Action::Transfer { endpoint, .. } = self.action else { return None };
+        let (Owner::Endpoint(account) | Owner::Deferred { account, .. }) = &self.owner;
+        Some((endpoint, account.report, self.receives()))
+    }
+
     /// The operations that start in the order of their thresholds: those of one context to one peer.
     fn order(&self) -> Option<Order> {
         let Action::Transfer { endpoint, kind, .. } = self.action else { return None };
@@ -124,6 +131,8 @@ impl Work {
 
 /// Endpoint, context, whether that one receives, peer.
 type Order = (usize, u8, bool, fi_addr_t);
+/// Endpoint, context and whether an entry is wanted, whether that context receives.
+type Pool = (*const dyn Progress, Report, bool);
 
 /// A deferred operation that an endpoint has started.
 #[derive(Debug)]
@@ -261,6 +270,7 @@ impl Triggers {
         }
         // An operation without room keeps its place, and so do the later ones of its order.
         let mut starved: HashSet<Option<Order>> = HashSet::new();
+        let mut full: Vec<Pool> = Vec::new();
         let mut kept = VecDeque::new();
         while let Some(work) = { self.lists(guard).due.pop_front() } {
             match &work.action {
@@ -270,7 +280,7 @@ impl Triggers {
                     let order = work.order();
                     if starved.contains(&order) {
                         kept.push_back(work);
-                    } else if let Some(work) = self.start(work, guard) {
+                    } else if let Some(work) = self.start_if_room(work, &mut full, guard) {
                         starved.insert(order);
                         kept.push_back(work);
                     }
@@ -280,6 +290,24 @@ impl Triggers {
         let lists = self.lists(guard);
         lists.due = kept;
         lists.running = false;
+    }
+
+    /// Starts a transfer, or returns it if there is no room. None is tried whose pool is `full`.
+    fn start_if_room(&self, work: Work, full: &mut Vec<Pool>, guard: &Guard<'_>) -> Option<Work> {
+        let pool = work.pool()?;
+        let (endpoint, report, receives) = pool;
+        let same = |(other, of, way): &Pool| {
+            addr_eq(*other, endpoint) && (*of, *way) == (report, receives)
+        };
+        if full.iter().any(same) {
+            return Some(work);
+        }
+        let work = self.start(work, guard)?;
+        // SAFETY: an endpoint takes its work back, under this lock, before it is freed.
+        if !unsafe { &*endpoint }.has_room(report, receives, guard) {
+            full.push(pool);
+        }
+        Some(work)
     }
 
     /// Starts a transfer, or returns it if there is no room.
@@ -405,4 +433,40 @@ fn fail(work: &Work, record: Option<u64>, (error, cause): (i32, Cause), guard: &
     };
     // SAFETY: an endpoint takes its work back, under this lock, before it is freed.
     unsafe { &**endpoint }.fail(&Failure { completion, error, overflow: 0, cause }, guard);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ofi::lock::DomainLock;
+    use crate::ofi::source::tests::Fed;
+    use std::rc::Rc;
+
+    #[test]
+    fn one_operation_is_tried_where_none_has_room() {
+        let (triggers, lock, endpoint) = (Triggers::default(), DomainLock::new(true), Fed::new());
+        let guard = lock.lock();
+        let tries = Rc::new(Cell::new(0));
+        for n in 0..10 {
+            let tries = tries.clone();
+            let start: Start = Box::new(move |_, _| {
+                tries.set(tries.get() + 1);
+                Err(OpError::Again)
+            });
+            let kind = Kind { direction: Direction::Send, tagged: false, tag: 0, to: n / 2 };
+            let action = Action::Transfer { endpoint: &raw const endpoint, kind, start };
+            let account = Account { context: n, report: Report::new(true, 0) };
+            triggers
+                .push_due(Work { threshold: 0, action, owner: Owner::Endpoint(account) }, &guard);
+        }
+        for (has_room, tried) in [(true, 5), (false, 1), (false, 1)] {
+            endpoint.has_room.set(has_room);
+            tries.set(0);
+            triggers.run_due(&guard);
+            assert_eq!(tries.get(), tried, "one for each peer, or one");
+            assert!(!triggers.are_idle(&guard));
+        }
+        triggers.forget(&raw const endpoint, &guard);
+        assert!(triggers.are_idle(&guard));
+    }
 }

@@ -5,7 +5,7 @@ use crate::ofi::elsewhere::enabled;
 use crate::ofi::eq::Join;
 use crate::ofi::lock::Guard;
 use crate::ofi::progress::{By, Progress};
-use crate::protocol::{Engine, Failure, Host};
+use crate::protocol::{Engine, Failure, Host, Report};
 use crate::transport::router::Router;
 use libfabric_sys::FI_EINVAL;
 use std::os::fd::RawFd;
@@ -107,6 +107,14 @@ impl Progress for Endpoint {
     fn rename_source(&self, from: u64, to: u64, guard: &Guard<'_>) {
         if let Some(engine) = self.engine(guard) {
             engine.rename_source(from, to, &mut self.host(guard));
+        }
+    }
+
+    fn has_room(&self, report: Report, receives: bool, guard: &Guard<'_>) -> bool {
+        let Some(engine) = self.engine(guard) else { return true };
+        match receives {
+            true => engine.room_for_receives(report.context()) > 0,
+            false => self.host(guard).has_room_for_sends(report) && engine.room_for_sends() > 0,
         }
     }
 
