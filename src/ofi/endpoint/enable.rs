@@ -152,21 +152,27 @@ impl Endpoint {
     /// Leaves all lists and closes the interface. Messages that the application considers sent get a bounded
     /// time to leave.
     pub(super) fn shut_down(&self) {
-        let mut wait = Waited::from_now(PAUSE_NS);
-        let mut elsewhere = Elsewhere::after(now_ns());
         // A forked child has nothing to finish on behalf of its parent.
         let mine = self.owner.is_here();
+        self.linger(|guard, waited| {
+            // Messages that have arrived are answered, because a peer may wait for the answer.
+            let taken = mine && self.take_all(guard) > 0 && waited < DRAIN_NS;
+            let unsent = self
+                .engine(guard)
+                .is_some_and(|engine| engine.has_unsent() || engine.iface().unacknowledged() > 0);
+            let ends = !mine || !taken && !unsent || waited > LINGER_NS;
+            ends.then(|| self.leave(guard))
+        });
+    }
+
+    /// Calls `step` with the time waited so far, nanoseconds, until it has a result. Others hold the lock in between.
+    fn linger<T>(&self, mut step: impl FnMut(&mut Hold<'_>, u64) -> Option<T>) -> T {
+        let mut wait = Waited::from_now(PAUSE_NS);
+        let mut elsewhere = Elsewhere::after(now_ns());
         loop {
             let mut guard = self.domain.lock.control();
-            let waited = wait.look();
-            // Messages that have arrived are answered, because a peer may wait for the answer.
-            let taken = mine && self.take_all(&guard) > 0 && waited < DRAIN_NS;
-            let unsent = self
-                .engine(&guard)
-                .is_some_and(|engine| engine.has_unsent() || engine.iface().unacknowledged() > 0);
-            if !mine || !taken && !unsent || waited > LINGER_NS {
-                self.leave(&mut guard);
-                return;
+            if let Some(result) = step(&mut guard, wait.look()) {
+                return result;
             }
             drop(guard);
             process::yield_now();
@@ -297,32 +303,27 @@ impl Endpoint {
     /// if operations do not end.
     pub(super) fn close_context(&self, handle: &EndpointFid) -> Result<(), i32> {
         let own = (handle.context, handle.role == Role::Receive);
-        let mut wait = Waited::from_now(PAUSE_NS);
-        let mut elsewhere = Elsewhere::after(now_ns());
-        loop {
-            let mut guard = self.domain.lock.control();
-            let idle = self.engine(&guard).is_none_or(|engine| match handle.role {
+        self.linger(|guard, waited| {
+            let idle = self.engine(guard).is_none_or(|engine| match handle.role {
                 Role::Transmit => engine.pending_of(handle.context) == 0,
                 _ => engine.close_receives(handle.context),
             });
             // A forked child has nothing to finish on behalf of its parent.
             if idle || !self.owner.is_here() {
-                self.domain.triggers.forget_context(self, own, &guard);
-                self.unbind(handle, &mut guard);
-                return Ok(());
+                self.domain.triggers.forget_context(self, own, guard);
+                self.unbind(handle, guard);
+                return Some(Ok(()));
             }
-            if wait.look() > LINGER_NS {
-                if let Some(engine) = self.engine(&guard).filter(|_| own.1) {
-                    engine.reopen_receives(handle.context, &mut self.host(&guard));
-                    self.end_call(&guard);
+            if waited > LINGER_NS {
+                if let Some(engine) = self.engine(guard).filter(|_| own.1) {
+                    engine.reopen_receives(handle.context, &mut self.host(guard));
+                    self.end_call(guard);
                 }
-                return Err(FI_EBUSY);
+                return Some(Err(FI_EBUSY));
             }
-            self.progress(By::Others, &guard);
-            drop(guard);
-            process::yield_now();
-            elsewhere.look(Some(&*self.domain));
-        }
+            self.progress(By::Others, guard);
+            None
+        })
     }
 
     /// Removes the bindings of a context.

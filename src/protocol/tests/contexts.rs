@@ -3,6 +3,7 @@
 use super::fixture::{LIMITS, Memory, World, receive_op, send_op};
 use super::sim::Weather;
 use crate::protocol::{Cause, Limits, ReceiveOp, Report, SendOp};
+use crate::transport::PeerId;
 
 fn on(rx: u8, op: ReceiveOp) -> ReceiveOp {
     ReceiveOp { report: Report::new(true, rx), ..op }
@@ -149,9 +150,9 @@ fn a_context_that_does_not_close_keeps_its_receives() {
     world.assert_empty();
 }
 
-/// Another thread cancels a receive while fi_close waits: it is not posted again.
-#[test]
-fn a_receive_of_a_closing_context_is_cancelled() {
+/// A receive context that does not close yet, as the first message for it is arriving: the world, the receiver, and the
+/// buffers of two messages and of two receives that are posted to it.
+fn closing() -> (World, PeerId, [Memory; 2], [Memory; 2]) {
     let weather = Weather { push_max: 1000, ..Weather::fair() };
     let mut world = World::new(2, weather, Limits { contexts: 2, ..LIMITS });
     let peer = world.peer(0, 1);
@@ -162,8 +163,15 @@ fn a_receive_of_a_closing_context_is_cancelled() {
     }
     world.send(0, &SendOp { rx: 1, ..send_op(peer, &mut from[0], 8) }).unwrap();
     world.progress(1);
+    assert!(!world.node(1).engine.close_receives(1));
+    (world, peer, from, to)
+}
+
+/// Another thread cancels a receive while fi_close waits: it is not posted again.
+#[test]
+fn a_receive_of_a_closing_context_is_cancelled() {
+    let (mut world, peer, mut from, to) = closing();
     let node = world.node(1);
-    assert!(!node.engine.close_receives(1));
     assert!(node.engine.cancel(1, 1, &mut node.host));
     assert!(!node.engine.cancel(1, 1, &mut node.host));
     node.engine.reopen_receives(1, &mut node.host);
@@ -177,17 +185,7 @@ fn a_receive_of_a_closing_context_is_cancelled() {
 /// Messages that keep coming do not keep a context from closing.
 #[test]
 fn a_context_closes_while_messages_come() {
-    let weather = Weather { push_max: 1000, ..Weather::fair() };
-    let mut world = World::new(2, weather, Limits { contexts: 2, ..LIMITS });
-    let peer = world.peer(0, 1);
-    let mut from = [5000, 10].map(|len| Memory::pattern(len, len));
-    let mut to = [5000, 10].map(Memory::zeroed);
-    for (context, memory) in to.iter_mut().enumerate() {
-        world.receive(1, &on(1, receive_op(memory, context as u64))).unwrap();
-    }
-    world.send(0, &SendOp { rx: 1, ..send_op(peer, &mut from[0], 8) }).unwrap();
-    world.progress(1);
-    assert!(!world.node(1).engine.close_receives(1));
+    let (mut world, peer, mut from, mut to) = closing();
     world.send(0, &SendOp { rx: 1, ..send_op(peer, &mut from[1], 9) }).unwrap();
     world.settle();
     assert_eq!(world.received(1).context, 0);
