@@ -195,8 +195,8 @@ mod tests {
     #[test]
     fn devices_leave_gpus_alone_where_libfabric_is_told_so() {
         let gpus = |pairs: &[(&str, &str)]| with(pairs).0.net.rdma.gpus;
-        assert!(!gpus(&[]) && !gpus(&[("CUDA_RDMA", "0")]) && gpus(&[("CUDA_RDMA", "1")]));
-        assert!(gpus(&[("FI_HMEM_DISABLE_P2P", "0"), ("CUDA_RDMA", "1")]));
+        assert!(gpus(&[]) && !gpus(&[("CUDA_RDMA", "0")]) && gpus(&[("CUDA_RDMA", "1")]));
+        assert!(gpus(&[("FI_HMEM_DISABLE_P2P", "0")]) && !gpus(&[("FI_HMEM_DISABLE_P2P", "1")]));
         assert!(!gpus(&[("FI_HMEM_DISABLE_P2P", "Yes"), ("CUDA_RDMA", "1")]));
     }
 

@@ -94,7 +94,7 @@ impl Default for RdmaSettings {
             any_order: None,
             rc_connections: 128,
             read: ReadPolicy::Auto,
-            gpus: false,
+            gpus: true,
             rv: RvPolicy::default(),
             cache: CacheSettings::default(),
         }
@@ -161,7 +161,7 @@ impl Group for RdmaSettings {
         Variable {
             name: "CUDA_RDMA",
             kind: Kind::Switch,
-            help: "RDMA devices read and write device memory themselves, where FI_UDRV_HMEM allows device memory and the device and its driver can: 1, or 0 to copy it through the host (default: 0; FI_HMEM_DISABLE_P2P=1 forbids it)",
+            help: "RDMA devices read and write device memory themselves, where FI_UDRV_HMEM allows device memory and the device and its driver can: 1, or 0 to copy it through the host (default: 1; FI_HMEM_DISABLE_P2P=1 forbids it)",
         },
     ];
 
@@ -206,7 +206,7 @@ impl Group for RdmaSettings {
             ["1", "on", "yes", "true"].contains(&text.trim().to_ascii_lowercase().as_str())
         };
         let permitted = !disabled.as_ref().is_some_and(is_set);
-        self.gpus = from.switch("CUDA_RDMA") == Some(true) && permitted;
+        self.gpus = from.switch("CUDA_RDMA") != Some(false) && permitted;
         self.rv.read(from);
         self.cache.read(from);
     }

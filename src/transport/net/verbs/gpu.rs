@@ -45,7 +45,7 @@ impl Gpus {
         Cuda::get()?;
         if !wanted {
             log::info(format_args!(
-                "{name} does not access memory of GPUs, which is copied through the host: that needs FI_UDRV_CUDA_RDMA=1, and neither FI_HMEM_DISABLE_P2P nor FI_OPT_FI_HMEM_P2P against it"
+                "{name} does not access memory of GPUs, which is copied through the host: FI_UDRV_CUDA_RDMA=0, FI_HMEM_DISABLE_P2P=1 or FI_OPT_FI_HMEM_P2P forbids it, or the kernel's rv module carries long messages"
             ));
             return None;
         }

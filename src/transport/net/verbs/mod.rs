@@ -122,8 +122,10 @@ fn through(
         now_at.as_ref().is_some_and(|at| at.is(&home))
     });
     let rv = rv::open(settings.rv, &here, (place.network, place.mtu), at_home)?;
-    let bulk = Ways::of(rv, rc::open(&spot, settings)?)?;
-    let rdma = Box::new(Rdma::new(made, spot, settings.clone(), spread, *key, *me)?);
+    // The module takes memory of the host only, and may carry any message where it is.
+    let settings = RdmaSettings { gpus: settings.gpus && rv.is_none(), ..settings.clone() };
+    let bulk = Ways::of(rv, rc::open(&spot, &settings)?)?;
+    let rdma = Box::new(Rdma::new(made, spot, settings, spread, *key, *me)?);
     Ok((rdma, bulk))
 }
 
