@@ -47,6 +47,22 @@ int patience_s(int seconds)
 	return seconds * (slowness < 1 ? 1 : slowness > 8 ? 8 : slowness);
 }
 
+double crowding(void)
+{
+	double load = 0, processors = (double)sysconf(_SC_NPROCESSORS_ONLN);
+	int running = 0;
+	FILE *file = fopen("/proc/loadavg", "r");
+
+	if (file) {
+		if (fscanf(file, "%lf %*f %*f %d", &load, &running) != 2)
+			load = 0;
+		fclose(file);
+	}
+	load = (running > load ? running : load) / (processors < 1 ? 1 : processors);
+	/* Both sides poll: so many are usual. */
+	return load < 2 ? 1 : load;
+}
+
 void sleep_ms(int ms)
 {
 	struct timespec t = { ms / 1000, ms % 1000 * 1000000L };

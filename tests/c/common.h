@@ -72,6 +72,8 @@ void fail(const char *file, int line, const char *format, ...) __attribute__((no
 /* Monotonic time, seconds. */
 double now(void);
 void sleep_ms(int ms);
+/* How many times longer than usual a process may wait for a processor, as others run: 1 where they do not. */
+double crowding(void);
 /* The next number of a sequence that `state` begins. */
 uint64_t next_random(uint64_t *state);
 
