@@ -38,7 +38,7 @@ pub(crate) struct Lent<L> {
     slots: Vec<Slot<L>>,
     free: Vec<u32>,
     limit: usize,
-    /// When one more was first and last refused since one came back, nanoseconds.
+    /// Since one came back: for how long one more was refused, and when last, nanoseconds.
     refused: Option<(u64, u64)>,
 }
 
@@ -66,11 +66,11 @@ impl<L> Lent<L> {
         if !self.is_full() {
             return None;
         }
-        // While this process is away, it does not notice what comes back.
-        let known = self.refused.filter(|(_, last)| now.saturating_sub(*last) < STILL_NS / 2);
-        let (since, _) = known.unwrap_or((now, now));
-        self.refused = Some((since, now));
-        if now - since < STILL_NS {
+        // While this process is away, it does not notice what comes back: little of that time counts.
+        let (still, last) = self.refused.unwrap_or((0, now));
+        let still = still.saturating_add(now.saturating_sub(last).min(STILL_NS / 4));
+        self.refused = Some((still, now));
+        if still < STILL_NS {
             return Some(Registered::Later);
         }
         log::limited!(
@@ -168,16 +168,19 @@ mod tests {
     fn nothing_waits_for_buffers_that_do_not_come_back() {
         let mut lent = Lent::new(1);
         assert_eq!(lent.refusal(PEER_WINDOWS - 1, 0), None);
-        let slot = lent.insert(window(1, 10)).unwrap();
-        let step = STILL_NS / 4;
-        let mut answers = |from: u64| [0, 1, 2, 3, 4].map(|n| lent.refusal(0, from + n * step));
+        let mut slot = lent.insert(window(1, 10)).unwrap();
         let (later, no) = (Some(Registered::Later), Some(Registered::No));
-        assert_eq!(answers(7), [later, later, later, later, no]);
-        assert_eq!(answers(7 + 9 * STILL_NS), [later, later, later, later, no], "it was away");
-        assert_eq!(lent.refusal(PEER_WINDOWS, 7 + 10 * STILL_NS), later, "its own may come back");
-        lent.remove(PeerId(1), slot).unwrap();
-        lent.insert(window(1, 11)).unwrap();
-        assert_eq!(lent.refusal(0, 7 + 10 * STILL_NS), later, "one came back");
+        // Time away counts as little as a short step.
+        for (from, step) in
+            [(7, STILL_NS / 4), (9 * STILL_NS, STILL_NS), (90 * STILL_NS, u64::MAX / 8)]
+        {
+            let answers = [0, 1, 2, 3, 4].map(|n| lent.refusal(0, from + n * step));
+            assert_eq!(answers, [later, later, later, later, no], "every {step} ns");
+            assert_eq!(lent.refusal(PEER_WINDOWS, from), later, "its own may come back");
+            lent.remove(PeerId(1), slot).unwrap();
+            slot = lent.insert(window(1, 11)).unwrap();
+        }
+        assert_eq!(lent.refusal(0, 100 * STILL_NS), later, "one came back");
     }
 
     #[test]
