@@ -1417,8 +1417,11 @@ fn poll_bulk(bulk: &mut dyn Bulk, core: &mut Core, now: u64, sink: &mut dyn Bulk
 /// or end. Returns their number.
 fn say(bulk: &mut dyn Bulk, machine: &mut Reliable, now: u64) -> usize {
     let mut n = 0;
-    while !machine.has_many_notices() {
-        let Some((peer, message)) = bulk.next_control() else { break };
+    while let Some((peer, message)) = bulk.next_control() {
+        // A peer that asks, and takes no answers, gets no further ones. It asks again.
+        if Message::is_answer(&message) && machine.is_behind(peer) {
+            continue;
+        }
         machine.notify(peer, &message, now);
         n += 1;
     }

@@ -296,10 +296,11 @@ fn a_peer_without_room_holds_up_what_is_said_to_no_other_and_no_sleep() {
     }));
     assert!(within(20, || sleeps(&mut a)));
 
-    // The same for messages of the bulk path.
+    // The same for messages of the bulk path, however many wait: an OVER that waits there would be overtaken.
     let over = |connection| Message::Over { connection, broken: false }.encode(Way::Rc);
     let inner = |peer| a.net.numbers.inner(peer).unwrap();
-    let all = [(to_c, 1), (to_c, 2), (to_b, 3)].map(|(peer, number)| (inner(peer), over(number)));
+    let (inner_b, inner_c) = (inner(to_b), inner(to_c));
+    let all = (0..5000).map(|number| (inner_c, over(number))).chain([(inner_b, over(0))]);
     let before = b.counts().data_received;
     a.net.bulk = Some(NoWay::saying(all));
     assert!(within(20, || {
@@ -308,6 +309,14 @@ fn a_peer_without_room_holds_up_what_is_said_to_no_other_and_no_sleep() {
         b.counts().data_received > before
     }));
     assert!(within(20, || sleeps(&mut a)));
+
+    // But a peer that asks, and takes no answers, gets none.
+    for (peer, answers) in [(inner_c, 0), (inner_b, 1)] {
+        let refuse = (peer, Message::Refuse(7).encode(Way::Rc));
+        let mut core = a.net.core.enter().unwrap();
+        let machine = &mut core.machine;
+        assert_eq!(say(NoWay::saying([refuse]).as_mut(), machine, clock::now_ns()), answers);
+    }
 
     drop(silent);
     assert!(within(20, || {

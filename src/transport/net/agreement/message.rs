@@ -131,6 +131,11 @@ impl Message {
         })
     }
 
+    /// Whether `bytes` answer a request for a connection.
+    pub(crate) fn is_answer(bytes: &[u8]) -> bool {
+        matches!(bytes, [CONTROL, 2 | 4, ..])
+    }
+
     /// The refusal of a kind that this version does not know, if `bytes` ask for it.
     pub(crate) fn refuse_unknown(bytes: &[u8]) -> Option<Control> {
         let bytes: &Control = bytes.try_into().ok()?;

@@ -262,6 +262,11 @@ impl Reliable {
         self.notices.is_full()
     }
 
+    /// So many notices wait for room on the connection to `peer` that there should be no further ones.
+    pub(crate) fn is_behind(&self, peer: PeerId) -> bool {
+        self.table.of(peer).is_some_and(|c| self.notices.are_many_for(c.id))
+    }
+
     fn accept(
         &mut self,
         peer: PeerId,

@@ -4,8 +4,9 @@
 use crate::transport::PeerId;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Most of them that should wait.
+/// Most of them that should wait, in all and for one peer.
 const WAITING_MAX: usize = 4096;
+const PEER_WAITING_MAX: usize = 64;
 
 /// Those for one peer, in order.
 #[derive(Debug)]
@@ -26,6 +27,11 @@ impl Notices {
     #[inline]
     pub(super) fn wait_for(&self, id: u32) -> bool {
         self.count > 0 && self.waiting.contains_key(&id)
+    }
+
+    /// So many wait for the connection with number `id` that there should be no further ones.
+    pub(super) fn are_many_for(&self, id: u32) -> bool {
+        self.waiting.get(&id).is_some_and(|queue| queue.headers.len() >= PEER_WAITING_MAX)
     }
 
     /// This one waits for the connection with number `id`, of `peer`.
