@@ -32,6 +32,19 @@ pub(crate) fn write_memory(addr: u64, from: &[u8]) -> bool {
     usize::try_from(n) == Ok(len)
 }
 
+/// Whether the page of an address is there, and may be written, as the kernel finds when it pins memory for a device: a
+/// page that is shared until it is written is copied. True where the kernel does not tell (before Linux 5.14).
+pub(crate) fn is_writable(addr: u64) -> bool {
+    const PAGE: usize = 4096;
+    let populate = |addr: usize| {
+        let page = std::ptr::with_exposed_provenance_mut(addr & !(PAGE - 1));
+        // SAFETY: no byte changes.
+        unsafe { libc::madvise(page, PAGE, libc::MADV_POPULATE_WRITE) == 0 }
+    };
+    let own = 0u8;
+    populate(addr as usize) || !populate((&raw const own).expose_provenance())
+}
+
 /// Bytes of a descriptor that are mapped here: memory of a device, which the program cannot touch under its address.
 #[derive(Debug)]
 pub(crate) struct Shown {

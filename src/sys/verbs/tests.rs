@@ -17,8 +17,9 @@ fn device() -> Option<(OpenDevice, Port, Gid)> {
             let device = device.open().unwrap();
             let port = device.port(1).ok().filter(|port| port.active)?;
             let gids = device.gids(1).unwrap();
-            // Not a link-local one.
-            let gid = gids.into_iter().find(|gid| gid.raw[0] != 0xfe)?;
+            // Not a link-local one, and none of RoCE v1, which may come first.
+            let usable = |gid: &Gid| gid.raw[0] != 0xfe && gid.kind != GidKind::RoceV1;
+            let gid = gids.into_iter().find(usable)?;
             Some((device, port, gid))
         })
     });

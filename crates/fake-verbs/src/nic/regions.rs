@@ -124,7 +124,7 @@ pub(crate) struct Regions {
 
 impl Regions {
     /// Its key. Errors: EINVAL for rights that exclude each other; ENOMEM above `limit` bytes, if that is not 0; EFAULT
-    /// for memory that is not there.
+    /// for memory that is not there, or cannot be written.
     pub(super) fn add(
         &mut self,
         domain: u32,
@@ -146,7 +146,10 @@ impl Regions {
         }
         let mut byte = [0];
         let last = addr + len.saturating_sub(1);
-        if len > 0 && !(sys::read_memory(addr, &mut byte) && sys::read_memory(last, &mut byte)) {
+        let writes = access & IBV_ACCESS_LOCAL_WRITE != 0;
+        let mut is_there =
+            |at| sys::read_memory(at, &mut byte) && (!writes || sys::is_writable(at));
+        if len > 0 && !(is_there(addr) && is_there(last)) {
             return Err(libc::EFAULT);
         }
         Ok(self.insert(region))
@@ -385,6 +388,9 @@ mod tests {
             regions.add(1, (8, 4096), 0, 0),
         ];
         assert_eq!(errors, [Err(libc::EINVAL), Err(libc::ENOMEM), Err(libc::EFAULT)]);
+        let constant = "constant".as_ptr().expose_provenance() as u64;
+        assert!(regions.add(1, (constant, 8), 0, 0).is_ok());
+        assert_eq!(regions.add(1, (constant, 8), IBV_ACCESS_LOCAL_WRITE, 0), Err(libc::EFAULT));
         assert!(regions.add(1, (addr, 4096), IBV_ACCESS_ON_DEMAND, 4095).is_ok(), "not locked");
     }
 
