@@ -2,7 +2,7 @@
 
 use super::blocking::{Blocking, begin_waiting};
 use super::domain::Domain;
-use super::guard::{data_entry, entries, entry, told, waiting_entry};
+use super::guard::{data_entry, entries, entry, offers, told, waiting_entry};
 use super::lock::{Guard, Locked};
 use super::own::{Object, close as close_object, ours, own};
 use super::source::Source;
@@ -11,11 +11,11 @@ use super::wait::{Conditional, Waitable, Waiter};
 use super::wait_set::WaitObject;
 use crate::protocol::Cause;
 use libfabric_sys::{
-    FI_ADDR_NOTAVAIL, FI_CLASS_CQ, FI_CQ_COND_NONE, FI_CQ_COND_THRESHOLD, FI_CQ_FORMAT_CONTEXT,
-    FI_CQ_FORMAT_DATA, FI_CQ_FORMAT_MSG, FI_CQ_FORMAT_TAGGED, FI_CQ_FORMAT_UNSPEC, FI_EAGAIN,
-    FI_EAVAIL, FI_EINVAL, FI_ENOSYS, fi_addr_t, fi_cq_attr, fi_cq_data_entry, fi_cq_entry,
-    fi_cq_err_entry, fi_cq_err_entry_1_20, fi_cq_msg_entry, fi_cq_tagged_entry, fi_ops, fi_ops_cq,
-    fi_ops_cq_2_7, fi_version, fid, fid_cq,
+    FI_ADDR_NOTAVAIL, FI_AFFINITY, FI_CLASS_CQ, FI_CQ_COND_NONE, FI_CQ_COND_THRESHOLD,
+    FI_CQ_FORMAT_CONTEXT, FI_CQ_FORMAT_DATA, FI_CQ_FORMAT_MSG, FI_CQ_FORMAT_TAGGED,
+    FI_CQ_FORMAT_UNSPEC, FI_EAGAIN, FI_EAVAIL, FI_EINVAL, FI_ENOSYS, fi_addr_t, fi_cq_attr,
+    fi_cq_data_entry, fi_cq_entry, fi_cq_err_entry, fi_cq_err_entry_1_20, fi_cq_msg_entry,
+    fi_cq_tagged_entry, fi_ops, fi_ops_cq, fi_ops_cq_2_7, fi_version, fid, fid_cq,
 };
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
@@ -230,6 +230,7 @@ pub(crate) unsafe fn open(
     if out.is_null() {
         return Err(FI_EINVAL);
     }
+    offers("fi_cq_open", attr.flags, FI_AFFINITY)?;
     let format = match attr.format {
         FI_CQ_FORMAT_UNSPEC => FI_CQ_FORMAT_CONTEXT,
         format @ FI_CQ_FORMAT_CONTEXT..=FI_CQ_FORMAT_TAGGED => format,

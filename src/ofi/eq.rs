@@ -3,7 +3,7 @@
 use super::domain::Domain;
 use super::elsewhere::Elsewhere;
 use super::fabric::Fabric;
-use super::guard::{entries, entry, may_close, told, waiting_entry};
+use super::guard::{entries, entry, may_close, offers, told, waiting_entry};
 use super::lock::Guard;
 use super::own::{Object, close as close_object, ours, own};
 use super::table::{SLACK, Slack, Table, cancellable, stubs};
@@ -12,9 +12,9 @@ use super::wait_set::WaitObject;
 use crate::sys::clock::{Deadline, now_ns};
 use crate::sys::{Errno, process};
 use libfabric_sys::{
-    FI_AV_COMPLETE, FI_CLASS_EQ, FI_EAGAIN, FI_EAVAIL, FI_EINVAL, FI_ENOSYS, FI_ETOOSMALL,
-    FI_JOIN_COMPLETE, FI_PEEK, FI_WRITE, fi_eq_attr, fi_eq_entry, fi_eq_err_entry, fi_ops,
-    fi_ops_eq, fi_version, fid, fid_eq,
+    FI_AFFINITY, FI_AV_COMPLETE, FI_CLASS_EQ, FI_EAGAIN, FI_EAVAIL, FI_EINVAL, FI_ENOSYS,
+    FI_ETOOSMALL, FI_JOIN_COMPLETE, FI_PEEK, FI_WRITE, fi_eq_attr, fi_eq_entry, fi_eq_err_entry,
+    fi_ops, fi_ops_eq, fi_version, fid, fid_eq,
 };
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
@@ -121,6 +121,7 @@ pub(crate) unsafe fn open(
     if out.is_null() {
         return Err(FI_EINVAL);
     }
+    offers("fi_eq_open", attr.flags, FI_AFFINITY | FI_WRITE)?;
     // SAFETY: the application's wait set.
     let wait = unsafe { WaitObject::open(attr.wait_obj, attr.wait_set) }?;
     let joined = wait.condition().cloned().map(|waiter| {

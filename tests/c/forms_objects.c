@@ -257,14 +257,24 @@ static void vector_events(struct side *me)
 static void event_queue(struct side *me)
 {
 	static const enum fi_wait_obj objects[] = { FI_WAIT_NONE, FI_WAIT_UNSPEC, FI_WAIT_FD };
+	struct fi_eq_attr peer = { .flags = FI_WRITE | FI_PEER }, near = { .flags = FI_WRITE | FI_AFFINITY };
+	struct fi_cq_attr peers = { .flags = FI_PEER }, nearby = { .flags = FI_AFFINITY };
+	struct fid_eq *eq;
+	struct fid_cq *cq;
 	char data[32];
 	uint32_t event;
 
 	side_begin(me, &(struct setup){ 0 });
+	/* Queues of another provider are not reported to. */
+	SAME(fi_eq_open(me->fabric, &peer, &eq, NULL), -FI_EINVAL);
+	SAME(fi_cq_open(me->domain, &peers, &cq, NULL), -FI_EINVAL);
+	OK(fi_eq_open(me->fabric, &near, &eq, NULL));
+	OK(fi_cq_open(me->domain, &nearby, &cq, NULL));
+	OK(fi_close(&eq->fid));
+	OK(fi_close(&cq->fid));
 	for (size_t i = 0; i < sizeof(objects) / sizeof(*objects); i++) {
 		struct fi_eq_attr attr = { .wait_obj = objects[i], .flags = FI_WRITE };
 		struct pollfd at = { .events = POLLIN };
-		struct fid_eq *eq;
 		struct fid *fid;
 
 		OK(fi_eq_open(me->fabric, &attr, &eq, NULL));
