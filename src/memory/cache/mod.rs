@@ -14,6 +14,7 @@
 //! | watching of a range ends although another entry needs it | announcing and watching exclude searching and unwatching | `what_others_need_stays_watched` |
 //! | a hole in the range: what is mapped there later would not be watched | such a range is not kept | `holes` |
 //! | another library watches what was mapped over an entry | only the rest of the entry is unwatched | `what_somebody_else_watches_by_now_stays_watched` |
+//! | another library watches the range already | a watch that does not begin ends none | `a_vigil_that_does_not_begin_ends_no_other_watch` |
 //! | changes without an event: files that shrink or get holes, shared memory | only private anonymous memory is kept; its kind is checked while it is watched | `kinds` |
 //! | fork: the child's pages are not the parent's | a child gets no registration ([`ForkMark`]); the parent's pages stay (Linux 5.12) | `a_child_gets_nothing`, `torture` |
 //! | the thread that frees memory waits for the thread that wants to free a registration | the monitor only removes entries; a worker deregisters; no memory is allocated or freed under the locks that the monitor takes | `torture`, under malloc's own trimming |
@@ -210,6 +211,11 @@ impl<R: Registrar> Cache<R> {
         let pending = Pending::new(Span::pages(addr, len, shared.page)?);
         let now = clock::now_ns();
         let watched = shared.watch(pending.span, || lock(&shared.index).begin_vigil(&pending, now));
+        if !matches!(watched, Ok(Watched::Yes | Watched::InVain)) {
+            // Nothing is watched, so nothing is unwatched: it may be another user's.
+            lock(&shared.index).end_vigil(&pending);
+            return None;
+        }
         let vigil = Vigil { shared: shared.clone(), pending };
         // Otherwise the watch ends here.
         (watched == Ok(Watched::Yes)).then_some(vigil)

@@ -4,6 +4,10 @@ use super::device::Copying;
 use super::memory::{advise, file, fill, map, map_as, map_over, remap, unmap};
 use super::{PAGE, cache_of, own_monitor};
 use crate::memory::cache::Vigil;
+use crate::memory::cache::monitor::{Monitor, Watched};
+use crate::memory::cache::span::Span;
+use crate::sys::Errno;
+use crate::sys::mappings::Mappings;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
@@ -61,4 +65,19 @@ fn what_nobody_hears_of_is_not_watched() {
     unmap(gone, LEN);
     assert!(cache.watch_over(gone, LEN).is_none());
     assert!(cache_of(Copying::new(), None).watch_over(map(LEN), LEN).is_none());
+}
+
+/// Kernels before 6.14 let every user end a watch; a second watch by the same monitor can be ended with any kernel.
+#[test]
+fn a_vigil_that_does_not_begin_ends_no_other_watch() {
+    let Some(monitor) = own_monitor() else { return };
+    let cache = cache_of(Copying::new(), Some(monitor.clone()));
+    let other = Monitor::for_test(Mappings::open().unwrap()).unwrap();
+    let at = map(LEN);
+    fill(at, LEN, 1);
+    let watched = Span { start: at, end: at + LEN };
+    assert_eq!(monitor.watch(watched, || true), Ok(Watched::Yes));
+    assert!(advise(at, PAGE, libc::MADV_DONTNEED) && monitor.is_settled());
+    assert!(cache.watch_over(at, LEN).is_none(), "its pages are being discarded");
+    assert_eq!(other.watch(watched, || true), Err(Errno(libc::EBUSY)));
 }
