@@ -37,7 +37,7 @@ use incoming::{Incoming, Turn};
 use member::{FROM_PEER, LISTENER, Member, TO_PEER};
 use outgoing::{CHECK_MS, Outgoing};
 pub(super) use sink::StreamSink;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use strangers::Strangers;
@@ -92,7 +92,10 @@ pub(super) struct Streams {
     /// Connection and number of the last stream that was accepted from each peer.
     seen: HashMap<PeerId, (u32, u32)>,
     failures: HashMap<PeerId, Failures>,
-    /// Outgoing streams that broke and of which the peer must be told.
+    /// Peers whose last outgoing stream was closed to make room. They are told only if another stream is wanted, which
+    /// would not be ordered behind that one.
+    left: HashSet<PeerId>,
+    /// Outgoing streams that broke or were closed and of which the peer must be told.
     broken: VecDeque<(PeerId, u32)>,
     /// Some incoming streams wait for messages that come as datagrams.
     waits: bool,
@@ -133,6 +136,7 @@ impl Streams {
             number: 0,
             seen: HashMap::new(),
             failures: HashMap::new(),
+            left: HashSet::new(),
             broken: VecDeque::new(),
             waits: false,
             latest: 0,
@@ -213,9 +217,14 @@ impl Streams {
     #[cold]
     fn connect(&mut self, machine: &Reliable, peer: PeerId, address: &Address, now: u64) {
         let Some((id, remote_id)) = machine.takes_streams(peer) else { return };
-        let waits = self.failures.get(&peer).is_some_and(|failures| failures.pause(now));
+        let pauses = self.failures.get(&peer).is_some_and(|failures| failures.pause(now));
+        let waits = pauses || self.is_missed(peer);
         if waits || self.outgoing.len() >= self.limit && !self.make_room(now) {
             return;
+        }
+        // A message that the last stream carried must not continue on this one.
+        if self.left.contains(&peer) {
+            return self.miss(peer);
         }
         let number = self.number.wrapping_add(1);
         let mut greeting = Greeting { dest: remote_id, number, tag: 0 };
@@ -258,7 +267,22 @@ impl Streams {
     fn make_room(&mut self, now: u64) -> bool {
         let idle = self.outgoing.iter().filter(|(_, s)| s.used_at + IDLE_NS < now && s.is_idle());
         let oldest = idle.min_by_key(|(_, stream)| stream.used_at).map(|(peer, _)| *peer);
+        self.left.extend(oldest);
         oldest.is_some_and(|peer| self.outgoing.remove(&peer).is_some())
+    }
+
+    /// A stream to `peer` is wanted, but it was closed to make room, or broke: its users and the peer must be told.
+    #[cold]
+    fn miss(&mut self, peer: PeerId) {
+        self.left.remove(&peer);
+        if !self.is_missed(peer) {
+            self.broken.push_back((peer, self.number));
+        }
+    }
+
+    /// Whether `peer` and the users of its last stream have still to be told that it is gone.
+    fn is_missed(&self, peer: PeerId) -> bool {
+        self.broken.iter().any(|(other, _)| *other == peer)
     }
 
     /// Sends a frame; `message` has at most 32 bytes, `payload` at most [`PAYLOAD_MAX`]. `Again`: there is no room now,
@@ -272,10 +296,7 @@ impl Streams {
         now: u64,
     ) -> Result<(), SendError> {
         let Some(stream) = self.outgoing.get_mut(&peer) else {
-            // It was closed to make room, or broke: a user of this stream must be told.
-            if !self.broken.iter().any(|(p, _)| *p == peer) {
-                self.broken.push_back((peer, self.number));
-            }
+            self.miss(peer);
             return Err(SendError::Again);
         };
         match stream.send(machine, message, payload, now) {
@@ -333,6 +354,7 @@ impl Streams {
         self.outgoing.remove(&peer);
         self.seen.remove(&peer);
         self.failures.remove(&peer);
+        self.left.remove(&peer);
         self.broken.retain(|(p, _)| *p != peer);
         self.drop_incoming(peer, |_| true);
     }

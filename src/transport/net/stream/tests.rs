@@ -438,6 +438,31 @@ fn an_old_stream_gives_way_to_a_new_one() {
     assert_eq!(c.hears(1), [Message(1, pattern(10))]);
 }
 
+#[test]
+fn a_message_does_not_continue_on_the_next_stream_before_its_peer_is_told() {
+    let (mut a, mut b, mut c) = (End::open(1), End::open(1), End::open(1));
+    let (to_b, to_c) = (a.meet(&mut b), a.meet(&mut c));
+    assert!(a.has_stream(to_b, &mut b, 5));
+    assert!(a.frame(to_b, 1, &pattern(10)));
+    assert_eq!(b.hears(1), [Message(1, pattern(10))]);
+    let wants = |a: &mut End, peer: PeerId, to: &End, at: u64| {
+        let (inner, address) = (a.net.numbers.inner(peer).unwrap(), to.net.me);
+        a.inner(|machine, streams| streams.is_ready(machine, inner, &address, at))
+    };
+    // The application asks for streams, and makes no progress meanwhile.
+    let later = crate::sys::clock::now_ns() + 2 * IDLE_NS;
+    assert!(within(5, || wants(&mut a, to_c, &c, later)));
+    assert!(!wants(&mut a, to_b, &b, later + 2 * IDLE_NS));
+    assert!(!a.frame(to_b, 2, &pattern(10)));
+    assert!(!wants(&mut a, to_b, &b, later + 2 * IDLE_NS));
+    assert!(a.streams().outgoing.is_empty(), "there is room");
+    assert_eq!(a.hears(1), [Lost(StreamEnd::Outgoing)]);
+    assert_eq!(b.hears(1), [Lost(StreamEnd::Incoming)]);
+    assert!(a.has_stream(to_b, &mut b, 5));
+    assert!(a.frame(to_b, 3, &pattern(10)));
+    assert_eq!(b.hears(1), [Message(3, pattern(10))]);
+}
+
 /// Nothing shows that queue pairs of these devices reach each other until their connection is ready.
 #[test]
 fn streams_serve_while_devices_without_datagrams_are_not_connected() {
