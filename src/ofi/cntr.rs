@@ -7,7 +7,7 @@ use super::lock::{Guard, Locked};
 use super::own::{Object, close as close_object, ours, own, own_behind_hooks};
 use super::progress::Progress;
 use super::source::{Source, this_thread};
-use super::table::{SLACK, Slack, Table, cancellable, stubs};
+use super::table::{Operations, SLACK, Slack, Table, cancellable};
 use super::trigger::{Count, Work};
 use super::wait::{Conditional, Waitable, Waiter};
 use super::wait_set::WaitObject;
@@ -146,15 +146,8 @@ unsafe impl Object for CntrFid {
     }
 }
 
-static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
-    close: Some(close),
-    control: Some(control),
-    // SAFETY: fi_ops has six slots.
-    ..unsafe { stubs::<fi_ops, 6>() }
-});
-
-// SAFETY: fi_ops_cntr_2_7 has eight slots.
-const STUBS: fi_ops_cntr_2_7 = unsafe { stubs::<fi_ops_cntr_2_7, 8>() };
+static FID_OPS: Table<fi_ops> =
+    Table::new(fi_ops { close: Some(close), control: Some(control), ..fi_ops::STUBS });
 
 static OPS: Table<fi_ops_cntr_2_7> = Table::new(fi_ops_cntr_2_7 {
     base: fi_ops_cntr {
@@ -165,9 +158,9 @@ static OPS: Table<fi_ops_cntr_2_7> = Table::new(fi_ops_cntr_2_7 {
         set: Some(set),
         seterr: Some(seterr),
         wait: cancellable!(wait: fn(*mut fid_cntr, u64, c_int) -> c_int),
-        ..STUBS.base
+        ..fi_ops_cntr_2_7::STUBS.base
     },
-    ..STUBS
+    ..fi_ops_cntr_2_7::STUBS
 });
 
 /// `fi_cntr_open`. Errors: EINVAL; ENOSYS for FI_WAIT_POLLFD; EMFILE, ENFILE, ENOMEM.

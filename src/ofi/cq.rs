@@ -6,7 +6,7 @@ use super::guard::{data_entry, entries, entry, offers, told, waiting_entry};
 use super::lock::{Guard, Locked};
 use super::own::{Object, close as close_object, ours, own};
 use super::source::Source;
-use super::table::{SLACK, Slack, Table, cancellable, stubs};
+use super::table::{Operations, SLACK, Slack, Table, cancellable};
 use super::wait::{Conditional, Waitable, Waiter};
 use super::wait_set::WaitObject;
 use crate::protocol::Cause;
@@ -185,15 +185,8 @@ unsafe impl Object for CqFid {
     }
 }
 
-static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
-    close: Some(close),
-    control: Some(control),
-    // SAFETY: fi_ops has six slots.
-    ..unsafe { stubs::<fi_ops, 6>() }
-});
-
-// SAFETY: fi_ops_cq_2_7 has eight slots.
-const STUBS: fi_ops_cq_2_7 = unsafe { stubs::<fi_ops_cq_2_7, 8>() };
+static FID_OPS: Table<fi_ops> =
+    Table::new(fi_ops { close: Some(close), control: Some(control), ..fi_ops::STUBS });
 
 static OPS: Table<fi_ops_cq_2_7> = Table::new(fi_ops_cq_2_7 {
     base: fi_ops_cq {
@@ -210,9 +203,9 @@ static OPS: Table<fi_ops_cq_2_7> = Table::new(fi_ops_cq_2_7 {
         ),
         signal: Some(signal),
         strerror: Some(strerror),
-        ..STUBS.base
+        ..fi_ops_cq_2_7::STUBS.base
     },
-    ..STUBS
+    ..fi_ops_cq_2_7::STUBS
 });
 
 /// `fi_cq_open`. Errors: EINVAL; ENOSYS for FI_WAIT_POLLFD; EMFILE, ENFILE, ENOMEM.

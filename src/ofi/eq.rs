@@ -6,7 +6,7 @@ use super::fabric::Fabric;
 use super::guard::{entries, entry, may_close, offers, told, waiting_entry};
 use super::lock::Guard;
 use super::own::{Object, close as close_object, ours, own};
-use super::table::{SLACK, Slack, Table, cancellable, stubs};
+use super::table::{Operations, SLACK, Slack, Table, cancellable};
 use super::wait::{Conditional, WaitKind, Waitable, Waiter};
 use super::wait_set::WaitObject;
 use crate::sys::clock::{Deadline, now_ns};
@@ -87,12 +87,8 @@ unsafe impl Object for EqFid {
     }
 }
 
-static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
-    close: Some(close),
-    control: Some(control),
-    // SAFETY: fi_ops has six slots.
-    ..unsafe { stubs::<fi_ops, 6>() }
-});
+static FID_OPS: Table<fi_ops> =
+    Table::new(fi_ops { close: Some(close), control: Some(control), ..fi_ops::STUBS });
 
 static OPS: Table<fi_ops_eq> = Table::new(fi_ops_eq {
     read: Some(read),
@@ -102,8 +98,7 @@ static OPS: Table<fi_ops_eq> = Table::new(fi_ops_eq {
         sread: fn(*mut fid_eq, *mut u32, *mut c_void, usize, c_int, u64) -> isize
     ),
     strerror: Some(strerror),
-    // SAFETY: fi_ops_eq has five slots.
-    ..unsafe { stubs::<fi_ops_eq, 5>() }
+    ..fi_ops_eq::STUBS
 });
 
 /// `fi_eq_open`. Errors: EINVAL; ENOSYS for FI_WAIT_POLLFD; EMFILE, ENFILE, ENOMEM.

@@ -4,7 +4,7 @@
 use super::domain::{self, Domain, Hmem};
 use super::guard::{code, entry, making_entry};
 use super::keys::{self, DomainKey};
-use super::table::{SLACK, Slack, Table, stubs};
+use super::table::{Operations, SLACK, Slack, Table};
 use super::trigger::Count;
 use super::{av, cntr, slots};
 use crate::memory::declared::{Declaration, declare};
@@ -42,8 +42,7 @@ static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
     close: Some(close),
     bind: Some(bind),
     control: Some(control),
-    // SAFETY: fi_ops has six slots.
-    ..unsafe { stubs::<fi_ops, 6>() }
+    ..fi_ops::STUBS
 });
 
 /// The registration calls, as part of the domain's object.
@@ -51,8 +50,7 @@ pub(crate) static OPS: Table<fi_ops_mr> = Table::new(fi_ops_mr {
     reg: Some(reg),
     regv: Some(regv),
     regattr: Some(regattr),
-    // SAFETY: fi_ops_mr has three slots.
-    ..unsafe { stubs::<fi_ops_mr, 3>() }
+    ..fi_ops_mr::STUBS
 });
 
 /// The arguments of a registration.

@@ -108,7 +108,7 @@ fn word(at: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ofi::table::{Table, stubs};
+    use crate::ofi::table::{Operations, Table};
     use libfabric_sys::{FI_CLASS_CNTR, fid_cntr};
     use std::ptr::null_mut;
 
@@ -124,10 +124,8 @@ mod tests {
         behind: usize,
     }
 
-    // SAFETY: fi_ops has six slots.
-    static TABLE: Table<fi_ops> = Table::new(unsafe { stubs::<fi_ops, 6>() });
-    // SAFETY: fi_ops has six slots.
-    static OTHER: Table<fi_ops> = Table::new(unsafe { stubs::<fi_ops, 6>() });
+    static TABLE: Table<fi_ops> = Table::new(fi_ops::STUBS);
+    static OTHER: Table<fi_ops> = Table::new(fi_ops::STUBS);
 
     // SAFETY: it begins with a `fid_cntr`; the tests have no other structure with this table.
     unsafe impl Object for Ours {

@@ -5,7 +5,7 @@ use super::cq::{self, CompletionQueue};
 use super::domain::Domain;
 use super::guard::{code, entries, entry};
 use super::own::close as close_object;
-use super::table::{SLACK, Slack, Table, stubs};
+use super::table::{Operations, SLACK, Slack, Table};
 use libfabric_sys::{
     FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_POLL, FI_EINVAL, fi_ops, fi_ops_poll, fi_poll_attr, fid,
     fid_poll,
@@ -42,18 +42,13 @@ impl PollFid {
     }
 }
 
-static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
-    close: Some(close),
-    // SAFETY: fi_ops has six slots.
-    ..unsafe { stubs::<fi_ops, 6>() }
-});
+static FID_OPS: Table<fi_ops> = Table::new(fi_ops { close: Some(close), ..fi_ops::STUBS });
 
 static OPS: Table<fi_ops_poll> = Table::new(fi_ops_poll {
     poll: Some(poll),
     poll_add: Some(add),
     poll_del: Some(remove),
-    // SAFETY: fi_ops_poll has three slots.
-    ..unsafe { stubs::<fi_ops_poll, 3>() }
+    ..fi_ops_poll::STUBS
 });
 
 /// `fi_poll_open`. Errors: EINVAL.

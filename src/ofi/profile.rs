@@ -6,7 +6,7 @@ use super::endpoint::{Endpoint, endpoint};
 use super::ext::{self, fi_udrv_counts};
 use super::guard::entry;
 use super::own::{self, close as close_object};
-use super::table::{Table, stubs};
+use super::table::{Operations, Table};
 use libfabric_sys::{
     FI_CLASS_UNSPEC, FI_EINVAL, FI_ENOSYS, FI_EOPBADSTATE, FI_ETOOSMALL, FI_UINT64, fi_ops, fid,
     fid_ep,
@@ -62,11 +62,7 @@ struct fid_profile {
     endpoint: Weak<Endpoint>,
 }
 
-static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
-    close: Some(close),
-    // SAFETY: fi_ops has six slots.
-    ..unsafe { stubs::<fi_ops, 6>() }
-});
+static FID_OPS: Table<fi_ops> = Table::new(fi_ops { close: Some(close), ..fi_ops::STUBS });
 
 static OPS: fi_profile_ops = fi_profile_ops {
     size: size_of::<fi_profile_ops>(),

@@ -1,7 +1,11 @@
 //! Tables of function pointers that answer -FI_ENOSYS in every slot without an implementation, also in the
 //! slots that a later libfabric may append.
 
-use libfabric_sys::FI_ENOSYS;
+use libfabric_sys::{
+    FI_ENOSYS, fi_ops, fi_ops_atomic, fi_ops_av_2_7, fi_ops_av_set, fi_ops_cm, fi_ops_cntr_2_7,
+    fi_ops_collective, fi_ops_cq_2_7, fi_ops_domain_2_7, fi_ops_ep_2_7, fi_ops_eq, fi_ops_fabric,
+    fi_ops_mr, fi_ops_msg, fi_ops_poll, fi_ops_rma, fi_ops_tagged, fi_ops_wait,
+};
 
 type Stub = unsafe extern "C" fn() -> isize;
 
@@ -32,7 +36,7 @@ struct Raw<const N: usize> {
 /// # Safety
 /// `T` is a libfabric operations table: a `size_t` followed by exactly `N` nullable function
 /// pointers.
-pub(crate) const unsafe fn stubs<T: Copy, const N: usize>() -> T {
+const unsafe fn stubs<T: Copy, const N: usize>() -> T {
     assert!(size_of::<T>() == size_of::<Raw<N>>());
     union Cast<T: Copy, const N: usize> {
         raw: std::mem::ManuallyDrop<Raw<N>>,
@@ -41,6 +45,30 @@ pub(crate) const unsafe fn stubs<T: Copy, const N: usize>() -> T {
     let raw = Raw { size: size_of::<T>(), slots: [not_supported as Stub; N] };
     // SAFETY: sizes are equal, and a non-null function pointer is a valid nullable one.
     unsafe { Cast { raw: std::mem::ManuallyDrop::new(raw) }.table }
+}
+
+/// An operations table of libfabric.
+pub(crate) trait Operations: Sized {
+    /// All slots are stubs.
+    const STUBS: Self;
+}
+
+macro_rules! operations {
+    ($($table:ident),*) => {$(
+        impl Operations for $table {
+            const STUBS: Self = {
+                const SLOTS: usize = size_of::<$table>() / size_of::<Stub>() - 1;
+                // SAFETY: it has its size, and nullable function pointers behind it.
+                unsafe { stubs::<Self, SLOTS>() }
+            };
+        }
+    )*};
+}
+
+operations! {
+    fi_ops, fi_ops_atomic, fi_ops_av_2_7, fi_ops_av_set, fi_ops_cm, fi_ops_cntr_2_7, fi_ops_collective, fi_ops_cq_2_7,
+    fi_ops_domain_2_7, fi_ops_ep_2_7, fi_ops_eq, fi_ops_fabric, fi_ops_mr, fi_ops_msg, fi_ops_poll, fi_ops_rma,
+    fi_ops_tagged, fi_ops_wait
 }
 
 impl<T> Table<T> {
@@ -81,8 +109,7 @@ mod tests {
 
     #[test]
     fn every_slot_answers() {
-        // SAFETY: fi_ops_cntr_2_7 has eight slots.
-        static TABLE: Table<fi_ops_cntr_2_7> = Table::new(unsafe { stubs::<_, 8>() });
+        static TABLE: Table<fi_ops_cntr_2_7> = Table::new(fi_ops_cntr_2_7::STUBS);
         assert_eq!(TABLE.ops.base.size, size_of::<fi_ops_cntr_2_7>());
         let add = TABLE.ops.base.add.unwrap();
         // SAFETY: the stub reads no argument.

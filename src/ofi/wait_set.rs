@@ -4,7 +4,7 @@ use super::elsewhere::Elsewhere;
 use super::fabric::Fabric;
 use super::guard::{entries, may_close, waiting_entry};
 use super::own::{Object, close as close_object, ours, own};
-use super::table::{SLACK, Slack, Table, cancellable, stubs};
+use super::table::{Operations, SLACK, Slack, Table, cancellable};
 use super::wait::{WaitKind, Waitable, Waiter};
 use crate::sys::clock::{Deadline, now_ns};
 use libfabric_sys::{
@@ -67,17 +67,12 @@ unsafe impl Object for WaitFid {
     }
 }
 
-static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
-    close: Some(close),
-    control: Some(control),
-    // SAFETY: fi_ops has six slots.
-    ..unsafe { stubs::<fi_ops, 6>() }
-});
+static FID_OPS: Table<fi_ops> =
+    Table::new(fi_ops { close: Some(close), control: Some(control), ..fi_ops::STUBS });
 
 static OPS: Table<fi_ops_wait> = Table::new(fi_ops_wait {
     wait: cancellable!(wait: fn(*mut fid_wait, c_int) -> c_int),
-    // SAFETY: fi_ops_wait has one slot.
-    ..unsafe { stubs::<fi_ops_wait, 1>() }
+    ..fi_ops_wait::STUBS
 });
 
 /// `fi_wait_open`. Errors: EINVAL; ENOSYS for wait objects other than UNSPEC and FD; EMFILE.

@@ -11,7 +11,7 @@ mod vector;
 use super::domain::Domain;
 use super::guard::entry;
 use super::lock::Locked;
-use super::table::{SLACK, Table, stubs};
+use super::table::{Operations, SLACK, Table};
 use crate::sys::Errno;
 use crate::telemetry::log;
 use crate::transport::Address;
@@ -30,9 +30,6 @@ use std::sync::Arc;
 pub(crate) use vector::{AddressVector, NO_SUCH_ADDRESS, named, shared};
 use vector::{AvFid, FID_OPS};
 
-// SAFETY: fi_ops_av_2_7 has eleven slots.
-const STUBS: fi_ops_av_2_7 = unsafe { stubs::<fi_ops_av_2_7, 11>() };
-
 static OPS: Table<fi_ops_av_2_7> = Table::new(fi_ops_av_2_7 {
     base: fi_ops_av {
         insert: Some(insert::insert),
@@ -42,11 +39,11 @@ static OPS: Table<fi_ops_av_2_7> = Table::new(fi_ops_av_2_7 {
         lookup: Some(lookup),
         straddr: Some(straddr),
         av_set: Some(set::open),
-        ..STUBS.base
+        ..fi_ops_av_2_7::STUBS.base
     },
     insert_auth_key: Some(auth_key::insert),
     lookup_auth_key: Some(auth_key::lookup),
-    ..STUBS
+    ..fi_ops_av_2_7::STUBS
 });
 
 /// The bits of an `fi_addr` that name a receive context. Errors: EINVAL for more than are offered.

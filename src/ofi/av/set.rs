@@ -5,7 +5,7 @@ use super::vector::{AddressVector, shared};
 use crate::ofi::guard::{code, entries, entry, making_entry};
 use crate::ofi::lock::{Guard, Locked};
 use crate::ofi::own::{Object, close as close_object, own};
-use crate::ofi::table::{SLACK, Slack, Table, stubs};
+use crate::ofi::table::{Operations, SLACK, Slack, Table};
 use libfabric_sys::{
     FI_ADDR_NOTAVAIL, FI_CLASS_AV_SET, FI_EINVAL, FI_EOPNOTSUPP, FI_UNIVERSE, fi_addr_t,
     fi_av_set_attr, fi_ops, fi_ops_av_set, fid, fid_av, fid_av_set,
@@ -32,11 +32,7 @@ unsafe impl Object for AvSet {
     }
 }
 
-static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
-    close: Some(close),
-    // SAFETY: fi_ops has six slots.
-    ..unsafe { stubs::<fi_ops, 6>() }
-});
+static FID_OPS: Table<fi_ops> = Table::new(fi_ops { close: Some(close), ..fi_ops::STUBS });
 
 static OPS: Table<fi_ops_av_set> = Table::new(fi_ops_av_set {
     set_union: Some(union),
@@ -45,8 +41,7 @@ static OPS: Table<fi_ops_av_set> = Table::new(fi_ops_av_set {
     insert: Some(insert),
     remove: Some(remove),
     addr: Some(addr),
-    // SAFETY: fi_ops_av_set has six slots.
-    ..unsafe { stubs::<fi_ops_av_set, 6>() }
+    ..fi_ops_av_set::STUBS
 });
 
 /// The set behind a handle. Errors: EINVAL for an object of another provider.

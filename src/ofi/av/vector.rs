@@ -6,7 +6,7 @@ use crate::ofi::eq::{self, EventQueue};
 use crate::ofi::guard::{code, entries};
 use crate::ofi::lock::{Guard, Locked};
 use crate::ofi::own::{Object, close as close_object, own, own_behind_hooks};
-use crate::ofi::table::{Slack, Table, stubs};
+use crate::ofi::table::{Operations, Slack, Table};
 use crate::transport::JobKey;
 use libfabric_sys::{FI_EINVAL, fi_addr_t, fi_ops, fid, fid_av};
 use std::ffi::c_int;
@@ -54,12 +54,8 @@ unsafe impl Object for AvFid {
     }
 }
 
-pub(super) static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
-    close: Some(close),
-    bind: Some(bind),
-    // SAFETY: fi_ops has six slots.
-    ..unsafe { stubs::<fi_ops, 6>() }
-});
+pub(super) static FID_OPS: Table<fi_ops> =
+    Table::new(fi_ops { close: Some(close), bind: Some(bind), ..fi_ops::STUBS });
 
 impl AddressVector {
     /// Takes over what the keeper of a vector with a name has changed. Calls begin with this; not while an engine works,

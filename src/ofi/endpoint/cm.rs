@@ -4,7 +4,7 @@ use super::collective;
 use super::state::endpoint;
 use crate::ofi::av::write_address;
 use crate::ofi::guard::{code, entry};
-use crate::ofi::table::{Table, stubs};
+use crate::ofi::table::{Operations, Table};
 use crate::transport::Address;
 use libfabric_sys::{FI_ADDR_STR, FI_EINVAL, FI_EOPBADSTATE, fi_ops_cm, fid_ep, fid_t};
 use std::ffi::{CStr, c_int, c_void};
@@ -13,14 +13,11 @@ pub(super) static OPS: Table<fi_ops_cm> = Table::new(fi_ops_cm {
     setname: Some(setname),
     getname: Some(getname),
     join: Some(collective::join),
-    // SAFETY: fi_ops_cm has nine slots.
-    ..unsafe { stubs::<fi_ops_cm, 9>() }
+    ..fi_ops_cm::STUBS
 });
 
 /// The operations of a shared receive context, which has no name.
-pub(super) static NO_OPS: Table<fi_ops_cm> =
-    // SAFETY: fi_ops_cm has nine slots.
-    Table::new(unsafe { stubs::<fi_ops_cm, 9>() });
+pub(super) static NO_OPS: Table<fi_ops_cm> = Table::new(fi_ops_cm::STUBS);
 
 /// `fi_setname`: the address under which fi_enable opens the endpoint.
 unsafe extern "C" fn setname(fid: fid_t, addr: *mut c_void, len: usize) -> c_int {

@@ -10,7 +10,7 @@ use crate::ofi::eq::Join;
 use crate::ofi::guard::{code, entries, entry, making_entry};
 use crate::ofi::lock::Guard;
 use crate::ofi::progress::{By, Progress};
-use crate::ofi::table::{SLACK, Slack, Table, stubs};
+use crate::ofi::table::{Operations, SLACK, Slack, Table};
 use crate::ofi::trigger::{Account, Kind};
 use crate::protocol::{Collective, CollectiveOp, Direction, Host, OpError};
 use crate::sys::clock::Deadline;
@@ -45,11 +45,7 @@ struct McFid {
     group: u64,
 }
 
-static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
-    close: Some(close),
-    // SAFETY: fi_ops has six slots.
-    ..unsafe { stubs::<fi_ops, 6>() }
-});
+static FID_OPS: Table<fi_ops> = Table::new(fi_ops { close: Some(close), ..fi_ops::STUBS });
 
 pub(super) static OPS: Table<fi_ops_collective> = Table::new(fi_ops_collective {
     barrier: Some(barrier),
@@ -62,8 +58,7 @@ pub(super) static OPS: Table<fi_ops_collective> = Table::new(fi_ops_collective {
     scatter: Some(scatter),
     gather: Some(gather),
     barrier2: Some(barrier2),
-    // SAFETY: fi_ops_collective has eleven slots.
-    ..unsafe { stubs::<fi_ops_collective, 11>() }
+    ..fi_ops_collective::STUBS
 });
 
 /// Bytes of an element, by libfabric's number of its type. The types of at most 16 bits that follow the types

@@ -173,8 +173,7 @@ macro_rules! send_calls {
 macro_rules! tables {
     ($ops:ident) => {
         type Calls = $ops;
-        // SAFETY: fi_ops_msg and fi_ops_tagged have nine slots.
-        const NO_CALLS: $ops = unsafe { stubs::<$ops, 9>() };
+        const NO_CALLS: $ops = <$ops>::STUBS;
         const SENDS: $ops = send_calls!($ops);
         const fn with_receives(ops: $ops) -> Table<$ops> {
             Table::new($ops { recv: Some(recv), recvv: Some(recvv), recvmsg: Some(recvmsg), ..ops })

@@ -17,7 +17,7 @@ use crate::ofi::keys::{DomainKey, auth_key};
 use crate::ofi::lock::{Locked, ReadMostly};
 use crate::ofi::own::{Object, own_behind_hooks};
 use crate::ofi::profile;
-use crate::ofi::table::{SLACK, Table, stubs};
+use crate::ofi::table::{Operations, SLACK, Table};
 use crate::sys::process;
 use crate::telemetry::log;
 use crate::transport::Address;
@@ -45,12 +45,8 @@ static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
     bind: Some(bind),
     control: Some(control),
     ops_open: Some(profile::ops_open),
-    // SAFETY: fi_ops has six slots.
-    ..unsafe { stubs::<fi_ops, 6>() }
+    ..fi_ops::STUBS
 });
-
-// SAFETY: fi_ops_ep_2_7 has eight slots.
-const STUBS: fi_ops_ep_2_7 = unsafe { stubs::<fi_ops_ep_2_7, 8>() };
 
 static OPS: Table<fi_ops_ep_2_7> = Table::new(fi_ops_ep_2_7 {
     base: fi_ops_ep {
@@ -61,9 +57,9 @@ static OPS: Table<fi_ops_ep_2_7> = Table::new(fi_ops_ep_2_7 {
         tx_size_left: Some(options::tx_size_left),
         tx_ctx: Some(open_transmit),
         rx_ctx: Some(open_receive),
-        ..STUBS.base
+        ..fi_ops_ep_2_7::STUBS.base
     },
-    ..STUBS
+    ..fi_ops_ep_2_7::STUBS
 });
 
 /// `fi_endpoint`, and `fi_scalable_ep` for [`Role::Scalable`]. Errors: EINVAL, also for more contexts than the call

@@ -7,7 +7,7 @@ use crate::memory::keys::Right;
 use crate::memory::{OwnedBuffer, SegmentList};
 use crate::ofi::guard::entries;
 use crate::ofi::lock::Guard;
-use crate::ofi::table::{Table, stubs};
+use crate::ofi::table::{Operations, Table};
 use crate::ofi::trigger::{Account, Kind};
 use crate::protocol::{Direction, OpError, RemoteRange, RemoteRanges, RmaOp};
 use libc::iovec;
@@ -29,14 +29,11 @@ pub(super) static OPS: Table<fi_ops_rma> = Table::new(fi_ops_rma {
     inject: Some(inject),
     writedata: Some(writedata),
     injectdata: Some(injectdata),
-    // SAFETY: fi_ops_rma has nine slots.
-    ..unsafe { stubs::<fi_ops_rma, 9>() }
+    ..fi_ops_rma::STUBS
 });
 
 /// The operations of a receive context or scalable endpoint.
-pub(super) static NO_OPS: Table<fi_ops_rma> =
-    // SAFETY: fi_ops_rma has nine slots.
-    Table::new(unsafe { stubs::<fi_ops_rma, 9>() });
+pub(super) static NO_OPS: Table<fi_ops_rma> = Table::new(fi_ops_rma::STUBS);
 
 /// The arguments of one operation, translated.
 struct Access {

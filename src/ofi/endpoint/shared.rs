@@ -20,7 +20,7 @@ use crate::ofi::info;
 use crate::ofi::lock::{Guard, Locked};
 use crate::ofi::own::{Object, close as close_object};
 use crate::ofi::progress::{By, Progress, progress_for_others};
-use crate::ofi::table::{SLACK, Slack, Table, stubs};
+use crate::ofi::table::{Operations, SLACK, Slack, Table};
 use crate::protocol::{ANY_SOURCE, Host, PeekAction, ReceiveOp, Receives, Report};
 use crate::telemetry::log;
 use libc::iovec;
@@ -65,17 +65,11 @@ unsafe impl Object for TransmitFid {
     }
 }
 
-static TRANSMIT_FID_OPS: Table<fi_ops> = Table::new(fi_ops {
-    close: Some(close_transmit),
-    // SAFETY: fi_ops has six slots.
-    ..unsafe { stubs::<fi_ops, 6>() }
-});
-
-// SAFETY: fi_ops_ep_2_7 has eight slots.
-const STUBS: fi_ops_ep_2_7 = unsafe { stubs::<fi_ops_ep_2_7, 8>() };
+static TRANSMIT_FID_OPS: Table<fi_ops> =
+    Table::new(fi_ops { close: Some(close_transmit), ..fi_ops::STUBS });
 
 /// The operations of a shared transmit context, which has none.
-static TRANSMIT_OPS: Table<fi_ops_ep_2_7> = Table::new(STUBS);
+static TRANSMIT_OPS: Table<fi_ops_ep_2_7> = Table::new(fi_ops_ep_2_7::STUBS);
 
 // SAFETY: it begins with a fid_ep; nothing else has this table.
 unsafe impl Object for ReceiveFid {
@@ -85,12 +79,8 @@ unsafe impl Object for ReceiveFid {
     }
 }
 
-static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
-    close: Some(close),
-    control: Some(control),
-    // SAFETY: fi_ops has six slots.
-    ..unsafe { stubs::<fi_ops, 6>() }
-});
+static FID_OPS: Table<fi_ops> =
+    Table::new(fi_ops { close: Some(close), control: Some(control), ..fi_ops::STUBS });
 
 static OPS: Table<fi_ops_ep_2_7> = Table::new(fi_ops_ep_2_7 {
     base: fi_ops_ep {
@@ -98,17 +88,16 @@ static OPS: Table<fi_ops_ep_2_7> = Table::new(fi_ops_ep_2_7 {
         getopt: Some(getopt),
         setopt: Some(setopt),
         rx_size_left: Some(size_left),
-        ..STUBS.base
+        ..fi_ops_ep_2_7::STUBS.base
     },
-    ..STUBS
+    ..fi_ops_ep_2_7::STUBS
 });
 
 static MSG: Table<fi_ops_msg> = Table::new(fi_ops_msg {
     recv: Some(recv),
     recvv: Some(recvv),
     recvmsg: Some(recvmsg),
-    // SAFETY: fi_ops_msg has nine slots.
-    ..unsafe { stubs::<fi_ops_msg, 9>() }
+    ..fi_ops_msg::STUBS
 });
 
 /// For domains with FI_HMEM.
@@ -116,16 +105,14 @@ static ANY_MSG: Table<fi_ops_msg> = Table::new(fi_ops_msg {
     recv: Some(any_recv),
     recvv: Some(any_recvv),
     recvmsg: Some(any_recvmsg),
-    // SAFETY: fi_ops_msg has nine slots.
-    ..unsafe { stubs::<fi_ops_msg, 9>() }
+    ..fi_ops_msg::STUBS
 });
 
 static TAGGED: Table<fi_ops_tagged> = Table::new(fi_ops_tagged {
     recv: Some(trecv),
     recvv: Some(trecvv),
     recvmsg: Some(trecvmsg),
-    // SAFETY: fi_ops_tagged has nine slots.
-    ..unsafe { stubs::<fi_ops_tagged, 9>() }
+    ..fi_ops_tagged::STUBS
 });
 
 /// For domains with FI_HMEM.
@@ -133,8 +120,7 @@ static ANY_TAGGED: Table<fi_ops_tagged> = Table::new(fi_ops_tagged {
     recv: Some(any_trecv),
     recvv: Some(any_trecvv),
     recvmsg: Some(any_trecvmsg),
-    // SAFETY: fi_ops_tagged has nine slots.
-    ..unsafe { stubs::<fi_ops_tagged, 9>() }
+    ..fi_ops_tagged::STUBS
 });
 
 /// `fi_stx_context`. Errors: EINVAL.

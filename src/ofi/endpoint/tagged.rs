@@ -7,7 +7,7 @@ use super::entries::{
 use super::state::endpoint;
 use super::transfer::{Flags, Tagging, receive, segment, send, vector};
 use crate::ofi::guard::entries;
-use crate::ofi::table::{Table, stubs};
+use crate::ofi::table::{Operations, Table};
 use libc::iovec;
 use libfabric_sys::{
     FI_EINVAL, FI_REMOTE_CQ_DATA, fi_addr_t, fi_msg_tagged, fi_ops_tagged, fid_ep,

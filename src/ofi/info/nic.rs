@@ -6,7 +6,7 @@
 
 use super::parts::Parts;
 use crate::ofi::guard::entry;
-use crate::ofi::table::{Table, stubs};
+use crate::ofi::table::{Operations, Table};
 use crate::sys::net::{Nic, PciAddress, RdmaFacts};
 use libfabric_sys::{
     FI_BUS_PCI, FI_BUS_UNKNOWN, FI_CLASS_NIC, FI_DUP, FI_EINVAL, FI_ENOMEM, FI_ENOSYS,
@@ -21,8 +21,7 @@ static OPS: Table<fi_ops> = Table::new(fi_ops {
     close: Some(close),
     control: Some(control),
     tostr: Some(tostr),
-    // SAFETY: fi_ops has six slots.
-    ..unsafe { stubs::<fi_ops, 6>() }
+    ..fi_ops::STUBS
 });
 
 /// The device of `interface`, such as `eth0`. `None` for an interface without hardware (loopback, tunnels) or

@@ -7,7 +7,7 @@ use crate::ofi::fabric::Fabric;
 use crate::ofi::guard::{code, entries, entry};
 use crate::ofi::lock::{DomainLock, Locked};
 use crate::ofi::own::close as close_object;
-use crate::ofi::table::{SLACK, Table, stubs};
+use crate::ofi::table::{Operations, SLACK, Table};
 use crate::ofi::trigger::Triggers;
 use crate::ofi::{av, cntr, cq, elsewhere, endpoint, eq, keys, mr, poll_set};
 use crate::telemetry::log;
@@ -29,12 +29,8 @@ static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
     close: Some(close),
     bind: Some(bind),
     control: Some(control),
-    // SAFETY: fi_ops has six slots.
-    ..unsafe { stubs::<fi_ops, 6>() }
+    ..fi_ops::STUBS
 });
-
-// SAFETY: fi_ops_domain_2_7 has twelve slots.
-const STUBS: fi_ops_domain_2_7 = unsafe { stubs::<fi_ops_domain_2_7, 12>() };
 
 static OPS: Table<fi_ops_domain_2_7> = Table::new(fi_ops_domain_2_7 {
     base: fi_ops_domain {
@@ -49,9 +45,9 @@ static OPS: Table<fi_ops_domain_2_7> = Table::new(fi_ops_domain_2_7 {
         poll_open: Some(poll_open),
         query_atomic: Some(query_atomic),
         query_collective: Some(query_collective),
-        ..STUBS.base
+        ..fi_ops_domain_2_7::STUBS.base
     },
-    ..STUBS
+    ..fi_ops_domain_2_7::STUBS
 });
 
 /// `fi_domain`. Errors: EINVAL, also for an invalid job key; ENOMEM, EMFILE, ENFILE (the progress thread).

@@ -4,7 +4,7 @@ use super::domain;
 use crate::ofi::fabric::Fabric;
 use crate::ofi::guard::{code, entries, entry, may_close};
 use crate::ofi::own::close as close_object;
-use crate::ofi::table::{SLACK, Slack, Table, stubs};
+use crate::ofi::table::{Operations, SLACK, Slack, Table};
 use crate::ofi::wait::Waitable;
 use crate::ofi::{cntr, cq, eq, wait_set};
 use crate::sys::process::Home;
@@ -23,11 +23,7 @@ struct FabricFid {
     shared: Arc<Fabric>,
 }
 
-static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
-    close: Some(close),
-    // SAFETY: fi_ops has six slots.
-    ..unsafe { stubs::<fi_ops, 6>() }
-});
+static FID_OPS: Table<fi_ops> = Table::new(fi_ops { close: Some(close), ..fi_ops::STUBS });
 
 static OPS: Table<fi_ops_fabric> = Table::new(fi_ops_fabric {
     domain: Some(open_domain),
@@ -35,8 +31,7 @@ static OPS: Table<fi_ops_fabric> = Table::new(fi_ops_fabric {
     eq_open: Some(eq_open),
     wait_open: Some(wait_open),
     trywait: Some(try_wait),
-    // SAFETY: fi_ops_fabric has six slots.
-    ..unsafe { stubs::<fi_ops_fabric, 6>() }
+    ..fi_ops_fabric::STUBS
 });
 
 /// `fi_fabric`. Errors: EINVAL.

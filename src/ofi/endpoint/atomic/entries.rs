@@ -5,7 +5,7 @@ use crate::memory::atomic::Form;
 use crate::ofi::endpoint::state::endpoint;
 use crate::ofi::endpoint::transfer::Flags;
 use crate::ofi::guard::{code, entries};
-use crate::ofi::table::{Table, stubs};
+use crate::ofi::table::{Operations, Table};
 use libfabric_sys::{fi_addr_t, fi_datatype, fi_ioc, fi_msg_atomic, fi_op, fi_ops_atomic, fid_ep};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -24,8 +24,7 @@ pub(in crate::ofi::endpoint) static OPS: Table<fi_ops_atomic> = Table::new(fi_op
     writevalid: Some(writevalid),
     readwritevalid: Some(readwritevalid),
     compwritevalid: Some(compwritevalid),
-    // SAFETY: fi_ops_atomic has thirteen slots.
-    ..unsafe { stubs::<fi_ops_atomic, 13>() }
+    ..fi_ops_atomic::STUBS
 });
 
 const NONE: Elements = Elements::NONE;
