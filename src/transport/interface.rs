@@ -929,6 +929,11 @@ pub(crate) trait Transport: Messages + OneSided + Streaming + Sharing + Sized {
         false
     }
 
+    /// Whether the processes that communicate with this endpoint outnumber the processors: most of the time it does not run.
+    fn is_outnumbered(&self) -> bool {
+        false
+    }
+
     /// From now on a thread may sleep.
     fn enable_waiting(&mut self) {}
 

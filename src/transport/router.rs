@@ -221,6 +221,17 @@ impl Router {
         others
     }
 
+    /// Whether a transport has traffic, and how many times longer than usual the transports wait for their turns.
+    fn traffic(&self) -> (bool, u64) {
+        let (mut busy, mut outnumbered) = (false, false);
+        each_lane!(self.lanes, (lane, t) => {
+            busy |= t.has_traffic();
+            outnumbered |= t.is_outnumbered();
+        });
+        // Most of the time is that of other processes then.
+        (busy, if outnumbered && !busy { SELDOM } else { 1 })
+    }
+
     /// Runs the turns of the transports that are due.
     #[inline(never)]
     fn look_around(&mut self, handler: &mut impl Handler) -> usize {
@@ -228,14 +239,7 @@ impl Router {
         self.pace.begin();
         let (now, still) = (clock::now_ns(), self.pace.is_still());
         self.count_gap(now);
-        let mut busy = false;
-        let mut crowded = false;
-        each_lane!(self.lanes, (lane, t) => {
-            busy |= t.has_traffic();
-            crowded |= t.is_crowded(1);
-        });
-        // Most of the time is that of other processes then.
-        let seldom = if crowded && !busy { SELDOM } else { 1 };
+        let (busy, seldom) = self.traffic();
         let mut n = 0;
         for lane in Lane::ALL {
             let (every, urgent) = on_lane!(
@@ -799,6 +803,33 @@ mod tests {
             let address = |text| Address::from_text(text).unwrap();
             assert_eq!(named(address(bound), &host), address(name));
         }
+    }
+
+    #[test]
+    fn a_peer_of_another_node_is_no_reason_to_look_seldom() {
+        let mut config = Config::default();
+        config.shm.on = false;
+        let key = || (JobKey::from_bytes([0; 16]), Source::Nothing);
+        let at = Address(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
+        let mut ends = [(); 2].map(|()| Router::open(at, &config, key()).unwrap());
+        let peer = {
+            let there = ends[1].address();
+            ends[0].peers.intern(&there).unwrap()
+        };
+        let begun = clock::now_ns();
+        let sends = |end: &mut Router| end.send(peer, Mode::Short, b"header", 8, |_, _| ()).is_ok();
+        while !sends(&mut ends[0]) || !ends[0].traffic().0 {
+            ends.iter_mut().for_each(|end| _ = end.poll(&mut Ear::default()));
+            assert!(clock::now_ns() - begun < 60_000_000_000);
+        }
+        while ends[0].traffic().0 {
+            ends.iter_mut().for_each(|end| _ = end.poll(&mut Ear::default()));
+            assert!(clock::now_ns() - begun < 60_000_000_000);
+        }
+        let mut crowded = false;
+        each_lane!(ends[0].lanes, (lane, t) => crowded |= t.is_crowded(1));
+        assert!(crowded, "who waits for the network gives way to others");
+        assert_eq!(ends[0].traffic(), (false, 1), "but looks as often as ever");
     }
 
     #[test]

@@ -513,6 +513,10 @@ impl Transport for Shm {
         self.crowd.is_there(endpoints)
     }
 
+    fn is_outnumbered(&self) -> bool {
+        self.crowd.is_there(1)
+    }
+
     fn enable_waiting(&mut self) {
         if !self.waiting.asked {
             self.waiting.asked = true;
