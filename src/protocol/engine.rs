@@ -284,10 +284,11 @@ impl<I: Iface> Engine<I> {
         // After the outbox: the senders' chunks are advertised before this endpoint begins to read its own.
         self.withdraw_offers();
         n += self.core.arrivals.begin_reads(&mut self.iface, &mut self.core.counts);
-        n += self.advance_deferred(host);
         if self.core.rma.work() > 0 {
             n += self.advance_rma(host);
         }
+        // After the remote accesses: the last of them opens a fence.
+        n += self.advance_deferred(host);
         if self.core.collectives.work() > 0 {
             n += self.advance_collectives(host);
         }

@@ -347,6 +347,32 @@ fn what_was_written_is_in_memory_before_a_message_says_so() {
     world.assert_empty();
 }
 
+/// A direct operation ends in a turn of its initiator, and nothing arrives then.
+#[test]
+fn a_fence_opens_with_the_last_direct_operation_before_it() {
+    const LONG: usize = 5 << 20; // more than one turn moves
+    let mut world = world(Reach::On, Reach::On);
+    let (mut region, mut from) = (Memory::zeroed(LONG), Memory(vec![7; LONG]));
+    let (mut small, mut sink) = (Memory::pattern(2, 8), Memory::zeroed(8));
+    world.register(1, KEY, &mut region, &BOTH);
+    acquaint(&mut world);
+    let peer = world.peer(0, 1);
+    world.access(0, &rma_op(peer, Write, &mut from, KEY, 1)).unwrap();
+    world.send(0, &SendOp { fence: true, ..send_op(peer, &mut small, 2) }).unwrap();
+    assert!(ended(&mut world).is_empty() && world.on_wire(0, 1).is_empty());
+    while ended(&mut world).is_empty() {
+        assert!(world.node(0).engine.is_busy());
+        world.progress(0);
+    }
+    world.node(0).check_rest();
+    assert_eq!(world.on_wire(0, 1).len(), 1, "the message behind the fence");
+    world.receive(1, &receive_op(&mut sink, 3)).unwrap();
+    world.settle();
+    assert!(region.0 == from.0 && sink.0 == small.0);
+    assert_eq!((world.sends(0).len(), world.receives(1).len()), (1, 1));
+    world.assert_empty();
+}
+
 #[test]
 fn what_a_connection_takes_along_is_done_again() {
     for next in [Prepared::Ready, Prepared::Later, Prepared::No] {

@@ -37,6 +37,8 @@ pub(super) struct TestHost {
     slot: Slot,
     log: Log,
     pub(super) room: bool,
+    /// Nothing arrives.
+    pub(super) deaf: bool,
     pub(super) regions: RegionTable,
     /// Groups that were joined, or failed to join.
     pub(super) joined: Vec<(u64, Result<(), i32>)>,
@@ -50,6 +52,7 @@ impl TestHost {
             slot,
             log,
             room: true,
+            deaf: false,
             regions: RegionTable::default(),
             joined: Vec::new(),
             book: HashMap::new(),
@@ -94,7 +97,7 @@ impl Host for TestHost {
     }
 
     fn takes_arrivals(&self) -> bool {
-        self.room
+        self.room && !self.deaf
     }
 
     fn has_room_for_sends(&self, _report: Reported) -> bool {
@@ -146,6 +149,17 @@ impl Node {
 
     pub(super) fn progress(&mut self) -> usize {
         self.engine.progress(&mut self.host)
+    }
+
+    /// Asserts that nothing can be done now if the endpoint says so: it may sleep until something arrives.
+    #[track_caller]
+    pub(super) fn check_rest(&mut self) {
+        if !self.engine.is_busy() {
+            self.host.deaf = true;
+            let moved = self.progress();
+            self.host.deaf = false;
+            assert_eq!(moved, 0, "work is left, and nothing would wake the endpoint");
+        }
     }
 
     /// Asserts that nothing is pending inside, and nothing was forgotten there.
@@ -399,7 +413,12 @@ impl World {
     pub(super) fn settle(&mut self) {
         let mut quiet = 0;
         for _ in 0..10_000 {
-            let moved: usize = self.nodes.iter_mut().flatten().map(Node::progress).sum();
+            let turn = |node: &mut Node| {
+                let moved = node.progress();
+                node.check_rest();
+                moved
+            };
+            let moved: usize = self.nodes.iter_mut().flatten().map(turn).sum();
             let core = |node: &Node| {
                 !node.engine.core.outbox.is_empty()
                     || !node.engine.core.arrivals.pulls.is_empty()

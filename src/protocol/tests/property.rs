@@ -567,6 +567,8 @@ impl Run {
                 if let Some(node) = &mut self.nodes[at] {
                     node.host.room = true;
                     moved += self.progress(at);
+                    self.node(at).check_rest();
+                    self.end_call(at);
                 }
             }
             let busy = self.nodes.iter().flatten().any(|node| {

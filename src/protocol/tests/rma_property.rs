@@ -582,6 +582,8 @@ impl Run {
             for at in 0..self.nodes.len() {
                 if self.nodes[at].is_some() {
                     moved += self.progress(at);
+                    self.nodes[at].as_mut().unwrap().check_rest();
+                    self.end_call();
                 }
             }
             let busy = self.nodes.iter().flatten().any(|node| node.engine.core.rma.work() > 0);
