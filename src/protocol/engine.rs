@@ -354,6 +354,7 @@ impl<I: Iface> Engine<I> {
             || !core.sends.assists.is_empty()
             || core.outbox.receivers().any(silent)
             || core.sends.streams.iter().filter_map(receiver).any(silent)
+            || core.sends.moved && !core.sends.streams.is_empty()
             || core.sends.streams.iter().any(|key| core.sends.is_staged(*key))
             || core.sends.due.iter().filter_map(|due| receiver(&due.tx)).any(silent)
             || core.arrivals.chunks.readers().any(silent)

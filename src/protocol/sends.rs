@@ -94,6 +94,8 @@ pub(super) struct Sends {
     pub(super) deferred_starved: bool,
     /// Sends of which this endpoint has to send or write bytes.
     pub(super) streams: VecDeque<Key>,
+    /// The last step of one of `streams` was not refused: there may be room for the next one.
+    pub(super) moved: bool,
     /// Remote buffers that bytes of this endpoint are to be written into, in order.
     pub(super) due: VecDeque<put::Due>,
     /// What the device is writing into such buffers, where it reports the end. The key is the token.
@@ -119,6 +121,7 @@ impl Sends {
             deferred: VecDeque::new(),
             deferred_starved: false,
             streams: VecDeque::new(),
+            moved: false,
             due: VecDeque::new(),
             wrote: IndexList::default(),
             assists: VecDeque::new(),

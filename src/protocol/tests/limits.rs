@@ -331,3 +331,36 @@ fn a_failed_allocation_leaves_room_for_messages() {
     assert_eq!((world.received(1).len, world.sends(0).len()), (100, 1));
     world.assert_empty();
 }
+
+/// No event tells of the room that a message by stream has left when its turn ended.
+#[test]
+fn a_sender_does_not_sleep_while_its_stream_has_room() {
+    const LEN: usize = 50_000;
+    let (get, put) = (vec![Reach::Off], vec![Reach::Off]);
+    let weather = Weather { stream_max: 500, announces_room: true, get, put, ..Weather::fair() };
+    let mut world = World::new(2, weather, LIMITS);
+    let peer = world.peer(0, 1);
+    let mut rests = 0;
+    // Whether there is a stream is drawn for each message.
+    for seed in 0..10 {
+        let (mut from, mut to) = (Memory::pattern(seed, LEN), Memory::zeroed(LEN));
+        world.receive(1, &receive_op(&mut to, 2)).unwrap();
+        world.send(0, &send_op(peer, &mut from, 1)).unwrap();
+        for _ in 0..100 {
+            world.progress(1);
+            world.progress(0);
+            // What it does while nothing arrives.
+            for _ in 0..100 {
+                rests += usize::from(!world.node(0).engine.is_busy());
+                world.node(0).check_rest();
+                world.progress(0);
+            }
+        }
+        world.settle();
+        world.received(1);
+        assert!(world.sends(0)[0].is_ok() && to.0 == from.0);
+    }
+    assert!(world.node(0).engine.counts().stream_bytes > 0);
+    assert!(rests > 100, "it may sleep while there is no room");
+    world.assert_empty();
+}

@@ -82,6 +82,7 @@ fn weather(rng: &mut Rng) -> Weather {
         queue_len: rng.pick(&[1, 2, 8, 64]),
         short_max: rng.pick(&[104, 128, 200]),
         bcopy_max: rng.pick(&[500, 2000, 9000]),
+        announces_room: false,
         short: false,
         again_percent: rng.pick(&[0, 0, 5, 30]),
         batch: rng.pick(&[1, 4, 32]),

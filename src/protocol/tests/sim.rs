@@ -66,6 +66,8 @@ pub(super) struct Weather {
     pub(super) stream_breaks: u64,
     pub(super) windows: Glazing,
     pub(super) teamwork: Teamwork,
+    /// A packet wakes who was refused when there is room again.
+    pub(super) announces_room: bool,
     /// There are no descriptors for messages.
     pub(super) short: bool,
     /// How often a message is refused without a reason, percent.
@@ -96,6 +98,7 @@ impl Weather {
             stream_breaks: 0,
             windows: Glazing::none(),
             teamwork: Teamwork::none(),
+            announces_room: false,
             short: false,
             again_percent: 0,
             batch: 64,
@@ -765,7 +768,7 @@ impl SimIface {
         });
         let fragment_max = bcopy_max;
         let push_max = net.weather.push_max;
-        let announces_room = false;
+        let announces_room = net.weather.announces_room && self.slot(peer) != self.me;
         let stream_max = net.weather.stream_max;
         Caps {
             short_max,
