@@ -52,7 +52,8 @@ pub(super) trait Progress {
     fn has_vector(&self, vector: *const (), guard: &Guard<'_>) -> bool;
     /// Completions and receives of the peer that address `from` stood for have address `to` from now on.
     fn rename_source(&self, from: u64, to: u64, guard: &Guard<'_>);
-    /// Whether an operation that is reported so has room, or a receive: if not, those to other peers have none either.
+    /// Whether the queue has room for an operation that is reported so, or the endpoint for a receive: if not, those to other
+    /// peers have none either. Pending operations are not counted: a short message makes none.
     fn has_room(&self, report: Report, receives: bool, guard: &Guard<'_>) -> bool;
     /// Reports an operation that failed before it was started.
     fn fail(&self, failure: &Failure, guard: &Guard<'_>);

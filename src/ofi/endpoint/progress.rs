@@ -114,7 +114,7 @@ impl Progress for Endpoint {
         let Some(engine) = self.engine(guard) else { return true };
         match receives {
             true => engine.room_for_receives(report.context()) > 0,
-            false => self.host(guard).has_room_for_sends(report) && engine.room_for_sends() > 0,
+            false => self.host(guard).has_room_for_sends(report),
         }
     }
 

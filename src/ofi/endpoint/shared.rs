@@ -276,15 +276,12 @@ impl SharedReceive {
             engine.is_some_and(|engine| engine.is_hopeless(source, &host))
         };
         let Some(endpoint) = self.endpoints(guard).find(knows) else { return true };
-        if !self.state(guard).receives.want(source) {
-            return true;
-        }
         let address = endpoint.host(guard).address(source);
         let hears = |endpoint: &Endpoint| {
             let engine = endpoint.engine(guard).zip(address);
             engine.is_some_and(|(engine, address)| engine.hears(&address))
         };
-        if self.endpoints(guard).any(hears) {
+        if self.endpoints(guard).any(hears) || !self.state(guard).receives.want(source) {
             return true;
         }
         for other in self.endpoints(guard).filter(|other| !knows(other)) {
@@ -310,6 +307,10 @@ impl SharedReceive {
     pub(super) fn leave(&self, endpoint: &Endpoint, guard: &Guard<'_>) {
         let state = self.state(guard);
         state.endpoints.retain(|known| !std::ptr::eq(*known, endpoint));
+        if !endpoint.domain.lock.is_here() {
+            // A forked child: what arrives at the other endpoints is the parent's.
+            return;
+        }
         state.lost.extend(state.receives.sources());
         self.end_lost(guard);
     }
