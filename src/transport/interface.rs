@@ -801,7 +801,7 @@ pub(crate) trait Transport: Messages + OneSided + Streaming + Sharing + Sized {
         false
     }
 
-    /// Messages of `peer` arrive by this transport.
+    /// Messages of `peer` arrive by this transport. When they end, a departure is reported.
     fn hears(&self, peer: PeerId) -> bool {
         self.is_connected(peer)
     }

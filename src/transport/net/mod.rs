@@ -1180,6 +1180,11 @@ impl Transport for Net {
         self.core.enter().is_some_and(|core| core.machine.is_connected(inner))
     }
 
+    fn hears(&self, peer: PeerId) -> bool {
+        let Some(inner) = self.numbers.inner(peer) else { return false };
+        self.core.enter().is_some_and(|core| core.machine.is_met(inner))
+    }
+
     /// Whether there was traffic recently, so that every poll should take a turn. While the node is busy (not `still`),
     /// only some polls do, because checking a socket takes long.
     #[inline]
@@ -1260,8 +1265,9 @@ impl Transport for Net {
         let Some(inner) = numbers.inner(peer) else { return };
         let Some(mut core) = core.enter() else { return };
         let now = clock::now_ns();
+        let events = core.part(inner, now);
         await_writes(bulk, inner);
-        for event in core.part(inner, now) {
+        for event in events {
             match event {
                 Event::Message { header, header_len, payload, .. } => {
                     let header = header.get(..usize::from(header_len)).unwrap_or(&[]);

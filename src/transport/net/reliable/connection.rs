@@ -71,6 +71,11 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    /// The layer above knows of it, and is told when it ends.
+    pub(super) fn is_met(&self) -> bool {
+        self.known || self.handshake.is_established()
+    }
+
     pub(super) fn new(
         shared: &mut Shared,
         peer: PeerId,

@@ -492,7 +492,7 @@ impl Reliable {
         self.shared.half_open -= usize::from(c.handshake.phase == Phase::HalfOpen);
         let (peer, rival) = (c.peer, c.handshake.rival);
         self.gone.push((peer, c.address));
-        let known = c.known || c.handshake.is_established();
+        let known = c.is_met();
         let provisional = c.handshake.provisional && !known;
         let upto = c.acknowledged();
         self.notices.forget(c.id);

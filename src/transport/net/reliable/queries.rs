@@ -1,6 +1,7 @@
 //! Queries of the other parts of the net transport about connections.
 
 use super::Reliable;
+use super::connection::Connection;
 use super::interface::Counts;
 use super::packet::{DATAGRAM_START, FRAME_LEN, HEADER_LEN, STREAMS, TAG_AT, WINDOWS};
 use crate::transport::{Mark, PeerCounts, PeerId};
@@ -30,6 +31,11 @@ impl Reliable {
     /// A connection to `peer` exists or is being made.
     pub(crate) fn is_connected(&self, peer: PeerId) -> bool {
         self.table.place_of(peer).is_some()
+    }
+
+    /// The end of the connection with `peer` will be reported: its first packet alone may be that of a process that is gone.
+    pub(crate) fn is_met(&self, peer: PeerId) -> bool {
+        self.table.of(peer).is_some_and(Connection::is_met)
     }
 
     /// `peer` is short of memory for payload.
