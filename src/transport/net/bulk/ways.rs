@@ -197,7 +197,8 @@ impl Bulk for Ways {
     }
 
     fn await_writes(&mut self, peer: PeerId) -> bool {
-        self.all_mut().all(|way| way.await_writes(peer))
+        // Each, also behind one that fails.
+        self.all_mut().fold(true, |there, way| way.await_writes(peer) && there)
     }
 
     fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink) {

@@ -9,8 +9,10 @@ use crate::transport::net::agreement::pause::{Failures, PAUSE_NS};
 
 /// Most allocations that are kept.
 const COUNT_MAX: usize = 64;
-/// Most bytes of them, unless one alone has more.
+/// Most bytes of them that were not used lately.
 const BYTES_MAX: usize = 16 << 30;
+/// For so long they count as used, nanoseconds.
+const USED_NS: u64 = 1_000_000_000;
 /// Time between two searches for those that were freed, nanoseconds.
 pub(super) const SWEEP_NS: u64 = 100_000_000;
 
@@ -21,6 +23,7 @@ struct Kept<A, R> {
     /// Bytes that are registered.
     len: usize,
     made: Result<R, Errno>,
+    used_at: u64,
     failures: Failures,
 }
 
@@ -49,7 +52,8 @@ impl<A: PartialEq, R: Clone> Allocations<A, R> {
     ) -> Result<R, Errno> {
         let before = self.list.iter().position(|kept| kept.of == of).map(|at| self.list.remove(at));
         let failures = match before {
-            Some(known) if known.is_final(now) => {
+            Some(mut known) if known.is_final(now) => {
+                known.used_at = now;
                 let made = known.made.clone();
                 self.list.push(known);
                 return made;
@@ -58,25 +62,28 @@ impl<A: PartialEq, R: Clone> Allocations<A, R> {
             None => Failures::default(),
         };
         let mut kept = match make() {
-            Ok((made, len)) => Kept { of, len, made: Ok(made), failures: Failures::default() },
-            Err(errno) => Kept { of, len: 0, made: Err(errno), failures },
+            Ok((made, len)) => {
+                Kept { of, len, made: Ok(made), used_at: now, failures: Failures::default() }
+            }
+            Err(errno) => Kept { of, len: 0, made: Err(errno), used_at: now, failures },
         };
         if kept.made.is_err() {
             kept.failures.again(now, PAUSE_NS);
         }
         let made = kept.made.clone();
         self.list.push(kept);
-        self.bound();
+        self.bound(now);
         made
     }
 
-    /// Ends the least recently used ones beyond the bounds.
-    fn bound(&mut self) {
+    /// Ends the least recently used ones beyond the bounds: not those that are used in turn, whatever their size.
+    fn bound(&mut self, now: u64) {
         let mut bytes = 0;
         let newest = self.list.iter().rev().enumerate();
         let within = newest.take_while(|(nth, kept)| {
             bytes += kept.len;
-            *nth == 0 || *nth < COUNT_MAX && bytes <= BYTES_MAX
+            let used = now.saturating_sub(kept.used_at) < USED_NS;
+            *nth == 0 || *nth < COUNT_MAX && (used || bytes <= BYTES_MAX)
         });
         let within = within.count();
         self.list.drain(..self.list.len() - within);
@@ -144,10 +151,16 @@ mod tests {
         assert!(keeps(&mut list, 0), "and is the newest now");
         assert!(!keeps(&mut list, COUNT_MAX));
         assert!(keeps(&mut list, 0) && !keeps(&mut list, 1));
-        assert_eq!(list.get(1000, 0, || Ok((1, BYTES_MAX + 1))), Ok(1));
+        let later = USED_NS;
+        assert_eq!(list.get(1000, later, || Ok((1, BYTES_MAX + 1))), Ok(1));
         assert_eq!(list.list.len(), 1, "alone it may be longer");
-        assert_eq!(list.get(1001, 0, || Ok((2, 1))), Ok(2));
-        assert!(keeps(&mut list, 1001) && !keeps(&mut list, 1000));
+        for _ in 0..2 {
+            assert_eq!(list.get(1001, later, || Ok((2, 1))), Ok(2));
+            assert_eq!(list.get(1000, later, || Ok((0, 1))), Ok(1), "used in turn, both stay");
+        }
+        assert_eq!(list.get(1001, 2 * later, || Ok((3, 1))), Ok(2));
+        assert_eq!(list.get(1002, 2 * later, || Ok((4, 1))), Ok(4));
+        assert_eq!(list.get(1000, 2 * later, || Ok((5, 1))), Ok(5), "not used for a time");
     }
 
     #[test]

@@ -808,6 +808,7 @@ impl<D: Device> Bulk for Rc<D> {
         if self.connections.has_news() {
             return false;
         }
+        self.probes.iter().for_each(Probes::silence);
         let Some(device) = &mut self.device else { return true };
         if self.writes == 0 && self.lent.len() == 0 {
             device.silence();

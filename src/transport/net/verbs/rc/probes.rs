@@ -85,6 +85,13 @@ impl Probes {
         waiting.into_iter().filter(|(peer, message)| !self.hold(*peer, message, now)).collect()
     }
 
+    /// The end of an answer may be told of after it was taken: nobody waits for that.
+    pub(super) fn silence(&self) {
+        if !self.aside.is_under_way() {
+            self.aside.silence();
+        }
+    }
+
     /// Takes what waits of `peer`.
     pub(super) fn forget(&mut self, peer: PeerId) {
         self.waiting.remove(&peer);
