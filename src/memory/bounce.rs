@@ -81,6 +81,11 @@ impl Part {
         }
     }
 
+    /// The bytes are not there yet, as far as is known.
+    pub(crate) fn is_under_way(&self) -> bool {
+        matches!(self, Self::Copied(copied) if copied.is_under_way())
+    }
+
     /// The bytes, which are there as long as `self` is. `None`: not yet. Failures: those of the driver, which are said.
     pub(crate) fn bytes(&mut self) -> Result<Option<SegmentList>, Failure> {
         match self {
@@ -163,6 +168,14 @@ impl Copied {
             mover::settle(site, cuda, &lane);
         }
         begun.map(|()| Some(copied))
+    }
+
+    fn is_under_way(&self) -> bool {
+        #[cfg(test)]
+        if let Some(late) = &self.late {
+            return late.is_under_way();
+        }
+        self.lane.is_some()
     }
 
     /// Whether all bytes are in the buffer. Failures: those of the driver; the buffer has any bytes.

@@ -609,6 +609,10 @@ pub(crate) mod tests {
             Ok(Some(Self { to, from, len, questions: n * 3 % 5 + 1 }))
         }
 
+        pub(crate) fn is_under_way(&self) -> bool {
+            self.questions > 0
+        }
+
         pub(crate) fn has_ended(&mut self) -> Result<bool, Failure> {
             if self.questions == 0 {
                 return Ok(true);

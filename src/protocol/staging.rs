@@ -28,6 +28,16 @@ impl Staging {
         Self { parts: VecDeque::new(), first: from, next: from, end }
     }
 
+    /// What is to be sent from `at` on is not in memory of the host yet: nothing but a question tells when it is.
+    pub(super) fn asks(&self, at: usize) -> bool {
+        let mut behind = self.first;
+        let front = self.parts.iter().find(|part| {
+            behind += part.len();
+            behind > at
+        });
+        front.map_or(self.next < self.end, Part::is_under_way)
+    }
+
     /// What can be sent of `message` from `at` on; the bytes before are sent. `None`: nothing yet. Failures: those of the driver.
     pub(super) fn source(
         &mut self,

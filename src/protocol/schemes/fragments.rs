@@ -66,7 +66,7 @@ impl Sender {
 
     /// A copy has to be waited for, of whose end nothing but a question tells.
     pub(in crate::protocol) fn is_staged(&self) -> bool {
-        self.staging.is_some()
+        self.staging.as_ref().is_some_and(|staging| staging.asks(self.flow.offset))
     }
 
     /// Sends fragments.
@@ -77,6 +77,9 @@ impl Sender {
         counts: &mut Counts,
     ) -> Onward {
         let (rx, all) = (self.rx, message.payload.segments());
+        if self.flow.is_over() {
+            return Onward::Sent(None);
+        }
         let source = match &mut self.staging {
             None => all.into(),
             Some(staging) => match staging.source(&all, self.flow.offset) {
