@@ -197,8 +197,9 @@ impl Bulk for Ways {
     }
 
     fn await_writes(&mut self, peer: PeerId) -> bool {
-        // Each, also behind one that fails.
-        self.all_mut().fold(true, |there, way| way.await_writes(peer) && there)
+        let mut there = true;
+        self.all_mut().for_each(|way| there &= way.await_writes(peer)); // also behind one that fails
+        there
     }
 
     fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink) {
