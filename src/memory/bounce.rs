@@ -1,6 +1,6 @@
 //! Device memory through memory of the host, with copies that nobody waits for.
 //!
-//! What is sent in packets or frames has to be in memory of the host. A long message is not copied there as a whole: parts of it are
+//! Bytes that are sent in packets or frames have to be in memory of the host. A long message is not copied there as a whole: parts of it are
 //! copied to *bounce buffers*, of [`LEN`] bytes each, and the copy of one part runs while an earlier one is sent. The
 //! buffers are registered with the driver, so that the call that begins a copy does not wait; [`Part::bytes`] asks for its end.
 //!
@@ -126,7 +126,7 @@ impl Buffer {
 
     fn give_back(self, site: Site) {
         let Self { memory, of } = self;
-        // What is left over ends without the lock.
+        // The other buffers end without the lock.
         let _left = mover::at(site, |place| {
             let is_its = of == Some(place.context);
             let (back, left) = if is_its { (Some(memory), None) } else { (None, Some(memory)) };

@@ -118,7 +118,7 @@ pub(super) fn leaves_on_device<I: Iface>(
     match remote_buffers(iface, peer, (len, memory), None) {
         Buffers::On(_) | Buffers::Later => true,
         Buffers::No if len <= bounce::LEN || iface.caps(peer).one_sided => false,
-        // What is in memory of the host.
+        // The lanes for memory of the host.
         Buffers::No => remote_buffers(iface, peer, (len, &SegmentList::EMPTY), None) == Buffers::No,
     }
 }

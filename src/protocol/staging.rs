@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 /// Parts that are copied or sent at a time.
 const AHEAD: usize = 4;
 
-/// What is in memory of the host, or is copied there.
+/// The parts that are in memory of the host, or are being copied there.
 #[derive(Debug)]
 pub(super) struct Staging {
     /// Without gaps, in order.
@@ -28,7 +28,7 @@ impl Staging {
         Self { parts: VecDeque::new(), first: from, next: from, end }
     }
 
-    /// What is to be sent from `at` on is not in memory of the host yet: nothing but a question tells when it is.
+    /// The part to be sent from `at` on is not in memory of the host yet: nothing but a question tells when it is.
     pub(super) fn asks(&self, at: usize) -> bool {
         let mut behind = self.first;
         let front = self.parts.iter().find(|part| {

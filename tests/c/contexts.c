@@ -649,6 +649,14 @@ static void end_owed(const struct speaker *speaker, struct fid_ep *ep, fi_addr_t
 	end_speaker(speaker);
 }
 
+/* A shared context, and two peers, which were made before it. */
+static void open_with_two(struct shared *s, struct speaker speakers[2])
+{
+	for (int i = 0; i < 2; i++)
+		speakers[i] = open_speaker();
+	open_shared(s);
+}
+
 /* A peer has died for one endpoint, and its next incarnation sends to another one. */
 static void the_next_incarnation_is_heard(void)
 {
@@ -657,9 +665,7 @@ static void the_next_incarnation_is_heard(void)
 	struct speaker speakers[2];
 	fi_addr_t peer;
 
-	for (int i = 0; i < 2; i++)
-		speakers[i] = open_speaker();
-	open_shared(&s);
+	open_with_two(&s, speakers);
 	for (int i = 0; i < 2; i++) {
 		struct fid_cq *cq = s.cq[2 - i];
 
@@ -702,9 +708,7 @@ static void a_late_death_is_outweighed(void)
 	struct speaker speakers[2];
 	fi_addr_t peer;
 
-	for (int i = 0; i < 2; i++)
-		speakers[i] = open_speaker();
-	open_shared(&s);
+	open_with_two(&s, speakers);
 	introduce(&s, &speakers[0], &own, 2, 1);
 	SAME(fi_av_insert(s.here.av, own.bytes, 1, &peer, 0, NULL), 1);
 	OK(fi_trecv(s.srx, incoming, 8, NULL, peer, 1, 0, &contexts[1]));

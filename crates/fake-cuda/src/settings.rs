@@ -16,7 +16,7 @@ pub const NOPEER: &str = "FAKE_CUDA_NOPEER";
 /// Set: a device sees what other devices have written to its memory without cuFlushGPUDirectRDMAWrites. The double of
 /// libibverbs reads this too.
 pub const ORDERED: &str = "FAKE_CUDA_ORDERED";
-/// Bytes of device memory that cuMemAlloc has; without limit if it is not set. What is freed while a dma-buf holds it is not
+/// Bytes of device memory that cuMemAlloc has; without limit if it is not set. Memory that is freed while a dma-buf holds it is not
 /// free.
 pub const MEMORY: &str = "FAKE_CUDA_MEMORY";
 /// Set: the driver has no MEMORY_BLOCK_ID, as older ones.

@@ -42,7 +42,7 @@ impl<A, R> Default for Allocations<A, R> {
 }
 
 impl<A: PartialEq, R: Clone> Allocations<A, R> {
-    /// What was made of `of`, or is now by `make`, bytes and all. Errors: those of `make`, which is tried again later, except after
+    /// The registration of `of`, made now by `make` if there is none, with its bytes. Errors: those of `make`, which is tried again later, except after
     /// EOPNOTSUPP.
     pub(super) fn get(
         &mut self,

@@ -19,10 +19,10 @@ const UNREACHABLE_NS: u64 = 30_000_000_000;
 /// Most ports that are remembered.
 const PORTS_MAX: usize = 4096;
 
-/// What is known of a port: until when, nanoseconds, and whether it can be reached. `None`: it is being asked for.
+/// A port: until when the answer holds, nanoseconds, and whether it can be reached. `None`: it is being asked for.
 type Known = Option<(u64, bool)>;
 
-/// What is known of the ports of peers, by GID, and the messages that wait for it.
+/// The answers of the ports of peers, by GID, and the messages that wait for one.
 pub(super) struct Probes {
     aside: Aside<End, bool>,
     known: HashMap<[u8; 16], Known>,
