@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
 /*
  * Ranks over libfabric's tagged messages, as fabtests and MPIs use them: processes of this node, which know each
- * other's addresses through memory that they share. FI_PROVIDER says over which provider.
+ * other's addresses through memory that they share. FI_PROVIDER says over which provider. UDRV_BENCH_CALL says by which
+ * call a rank sends, if it waits for each message: tinject (the default; fi_tsend beyond what can be injected), tsend,
+ * tsendv, tsendmsg (with FI_INJECT and no completion, to be compared with tinject: short messages only), or context,
+ * which is tinject from and to contexts of a scalable endpoint.
  */
 #include "fabric.h"
 
@@ -43,6 +46,10 @@ static int next_context;
 static long pending;
 static bool crowded;
 static int barriers;
+static enum { TINJECT, TSEND, TSENDV, TSENDMSG, CONTEXT } by;
+static const char *const calls[] = { "tinject", "tsend", "tsendv", "tsendmsg", "context" };
+/* Where messages leave from and come to: the endpoint, or contexts of it. */
+static struct fid_ep *sender, *receiver;
 
 #define OK(call) \
 	do { \
@@ -83,13 +90,13 @@ static struct fi_context2 *context(void)
 void way_start_send(int to, const void *buffer, size_t len)
 {
 	pending++;
-	POST(fi_tsend(endpoint, buffer, len, NULL, addresses[to], (uint64_t)self, context()));
+	POST(fi_tsend(sender, buffer, len, NULL, addresses[to], (uint64_t)self, context()));
 }
 
 void way_start_receive(int from, void *buffer, size_t len)
 {
 	pending++;
-	POST(fi_trecv(endpoint, buffer, len, NULL, FI_ADDR_UNSPEC, (uint64_t)from, 0, context()));
+	POST(fi_trecv(receiver, buffer, len, NULL, FI_ADDR_UNSPEC, (uint64_t)from, 0, context()));
 }
 
 void way_finish(void)
@@ -100,12 +107,27 @@ void way_finish(void)
 
 void way_send(int to, const void *buffer, size_t len)
 {
-	if (len <= info->tx_attr->inject_size) {
-		POST(fi_tinject(endpoint, buffer, len, addresses[to], (uint64_t)self));
+	const struct iovec iov = { (void *)buffer, len };
+	const struct fi_msg_tagged message = { .msg_iov = &iov, .iov_count = 1, .addr = addresses[to], .tag = (uint64_t)self };
+
+	if (len > info->tx_attr->inject_size) {
+		way_start_send(to, buffer, len);
+		way_finish();
 		return;
 	}
-	way_start_send(to, buffer, len);
-	way_finish();
+	switch (by) {
+	case TSEND:
+		POST(fi_tsend(sender, buffer, len, NULL, addresses[to], (uint64_t)self, NULL));
+		break;
+	case TSENDV:
+		POST(fi_tsendv(sender, &iov, NULL, 1, addresses[to], (uint64_t)self, NULL));
+		break;
+	case TSENDMSG:
+		POST(fi_tsendmsg(sender, &message, FI_INJECT));
+		break;
+	default:
+		POST(fi_tinject(sender, buffer, len, addresses[to], (uint64_t)self));
+	}
 }
 
 void way_receive(int from, void *buffer, size_t len)
@@ -123,16 +145,30 @@ void way_barrier(void)
 		progress();
 }
 
+static bool silent(void)
+{
+	return by == TSEND || by == TSENDV || by == TSENDMSG;
+}
+
 static void open_endpoint(void)
 {
 	struct fi_info *hints = fi_allocinfo();
 	struct fi_cq_attr cq = { .format = FI_CQ_FORMAT_TAGGED, .size = 1024 };
-	struct fi_av_attr av = { .type = FI_AV_TABLE, .count = MOST_RANKS };
-	const char *provider = getenv("FI_PROVIDER");
+	struct fi_av_attr av = { .type = FI_AV_TABLE, .count = MOST_RANKS, .rx_ctx_bits = 1 };
+	const char *provider = getenv("FI_PROVIDER"), *call = getenv("UDRV_BENCH_CALL");
 	size_t len = LONGEST_NAME;
 
+	while (call && strcmp(call, calls[by]))
+		if (++by > CONTEXT)
+			fail("UDRV_BENCH_CALL=%s is no call", call);
 	hints->ep_attr->type = FI_EP_RDM;
 	hints->caps = FI_TAGGED;
+	if (silent())
+		hints->tx_attr->op_flags = FI_INJECT;
+	if (by == CONTEXT) {
+		hints->ep_attr->tx_ctx_cnt = hints->ep_attr->rx_ctx_cnt = 2;
+		hints->caps |= FI_NAMED_RX_CTX;
+	}
 	hints->mode = FI_CONTEXT | FI_CONTEXT2;
 	hints->domain_attr->mr_mode = 0;
 	hints->domain_attr->threading = FI_THREAD_DOMAIN;
@@ -147,10 +183,24 @@ static void open_endpoint(void)
 	OK(fi_domain(fabric, info, &domain, NULL));
 	OK(fi_cq_open(domain, &cq, &queue, NULL));
 	OK(fi_av_open(domain, &av, &vector, NULL));
-	OK(fi_endpoint(domain, info, &endpoint, NULL));
-	OK(fi_ep_bind(endpoint, &vector->fid, 0));
-	OK(fi_ep_bind(endpoint, &queue->fid, FI_TRANSMIT | FI_RECV));
-	OK(fi_enable(endpoint));
+	if (by == CONTEXT) {
+		OK(fi_scalable_ep(domain, info, &endpoint, NULL));
+		OK(fi_scalable_ep_bind(endpoint, &vector->fid, 0));
+		OK(fi_tx_context(endpoint, 0, NULL, &sender, NULL));
+		OK(fi_rx_context(endpoint, 0, NULL, &receiver, NULL));
+		OK(fi_ep_bind(sender, &queue->fid, FI_TRANSMIT));
+		OK(fi_ep_bind(receiver, &queue->fid, FI_RECV));
+		OK(fi_enable(endpoint));
+		OK(fi_enable(sender));
+		OK(fi_enable(receiver));
+	} else {
+		OK(fi_endpoint(domain, info, &endpoint, NULL));
+		OK(fi_ep_bind(endpoint, &vector->fid, 0));
+		OK(fi_ep_bind(endpoint, &queue->fid, FI_TRANSMIT | (silent() ? FI_SELECTIVE_COMPLETION : 0)));
+		OK(fi_ep_bind(endpoint, &queue->fid, FI_RECV));
+		OK(fi_enable(endpoint));
+		sender = receiver = endpoint;
+	}
 	OK(fi_getname(&endpoint->fid, table->names[self], &len));
 }
 
@@ -201,6 +251,10 @@ void way_close(void)
 	int status = 0, bad = 0;
 
 	way_barrier();
+	if (by == CONTEXT) {
+		fi_close(&sender->fid);
+		fi_close(&receiver->fid);
+	}
 	fi_close(&endpoint->fid);
 	fi_close(&vector->fid);
 	fi_close(&queue->fid);

@@ -255,8 +255,7 @@ impl Endpoint {
 }
 
 /// Flags with which a send has to wait, or reports more than that its bytes have left.
-const UNUSUAL_TX: u64 =
-    FI_TRIGGER | FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE | FI_FENCE | FI_INJECT;
+const UNUSUAL_TX: u64 = FI_TRIGGER | FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE | FI_FENCE;
 /// Flags with which a receive waits for a counter, takes several messages, or looks for one that has arrived.
 const UNUSUAL_RX: u64 = FI_TRIGGER | FI_MULTI_RECV | FI_AUTH_KEY | FI_PEEK | FI_CLAIM | FI_DISCARD;
 
@@ -277,14 +276,14 @@ pub(super) fn send<B: Buffers>(
     };
     let (ep, number) = (&*handle.shared, handle.context);
     let guard = ep.domain.lock.lock();
-    let (op_flags, inject) = flags.of_transmit(handle);
-    let report = ep.report(number, op_flags, inject, &guard);
+    let (op_flags, inject_call) = flags.of_transmit(handle);
+    let inject = op_flags & FI_INJECT != 0;
+    let report = ep.report(number, op_flags, inject_call, &guard);
     let account = Account { context: context.expose_provenance() as u64, report };
     let transmitted = op_flags & FI_TRANSMIT_COMPLETE != 0;
     let (delivery, fence) = (false, false);
     let sending = Sending { payload, tagging, data, dest, inject, delivery, transmitted, fence };
-    let usual = inject || op_flags & UNUSUAL_TX == 0;
-    if usual && sending.try_start(ep, &guard, account) {
+    if op_flags & UNUSUAL_TX == 0 && sending.try_start(ep, &guard, account) {
         // An operation that is already complete may have raised a counter.
         ep.domain.triggers.run_due(&guard);
         return 0;
