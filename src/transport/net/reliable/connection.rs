@@ -209,14 +209,16 @@ impl Connection {
 
     /// The retransmission timeout has expired.
     fn retry(&mut self, shared: &mut Shared, now: u64) {
-        let Sender { timeout, host, window, .. } = &mut self.sender;
+        let Sender { timeout, host, window, loss, .. } = &mut self.sender;
         if self.handshake.is_established() && window.packets.is_empty() {
             // The packet that was last declared lost has arrived after all.
             return timeout.reset();
         }
         let here = self.address.0.ip() == shared.settings.address.0.ip();
         let least = if here { TURN_NS } else { 0 };
-        if timeout.waits(shared.lateness.of(*host, now).max(least), now) {
+        // A peer that has answered a later packet is not late: this one was lost, or the network still holds it.
+        let passed = window.has_passed(loss.arrived());
+        if !passed && timeout.waits(shared.lateness.of(*host, now).max(least), now) {
             return;
         }
         timeout.attempts = timeout.attempts.saturating_add(1);

@@ -22,7 +22,7 @@ use window::{News, Window};
 #[derive(Debug)]
 pub(super) struct Sender {
     pub(super) window: Window,
-    loss: Loss,
+    pub(super) loss: Loss,
     pub(super) timeout: Timeout,
     congestion: Congestion,
     pub(super) host: Host,
@@ -168,13 +168,13 @@ impl Sender {
         self.timeout.start(now, self.timeout.doubled(self.congestion.timeout_ns()));
     }
 
-    /// The retransmission timeout has expired: sends the first packet again; after several timeouts all packets,
-    /// gradually.
+    /// The retransmission timeout has expired: sends those packets again that were passed by one that has arrived, or else
+    /// the first one; after several timeouts all packets, gradually.
     pub(super) fn send_again(&mut self) {
         if self.timeout.attempts == SILENCE {
             self.congestion.on_silence();
             self.window.lose_all();
-        } else {
+        } else if !self.find_overdue() {
             self.window.lose_first();
         }
         self.timeout.extra = u8::from(!self.window.lost.is_empty());
@@ -287,12 +287,26 @@ impl Sender {
 
     /// Declares packets lost that were sent well before a packet that has arrived.
     fn find_lost(&mut self) {
-        while let Some(lost) = self.window.lose_oldest(self.loss.lost_before()) {
+        while let Some(lost) = self.window.lose_oldest(self.loss.lost_before(), false) {
             if lost {
                 self.loss.on_lost(self.window.transmission);
                 self.congestion.on_lost();
             }
         }
+    }
+
+    /// Declares all packets lost that were passed by one that has arrived: that was a timeout ago. Where fewer packets are in
+    /// flight than may be reordered, no other sign of them comes. Returns whether there were any.
+    fn find_overdue(&mut self) -> bool {
+        let mut any = false;
+        while let Some(lost) = self.window.lose_oldest(self.loss.arrived(), true) {
+            if lost {
+                any = true;
+                self.loss.on_lost(self.window.transmission);
+                self.congestion.on_lost();
+            }
+        }
+        any
     }
 
     /// Length of the first unacknowledged packet, if it was sent.

@@ -738,6 +738,38 @@ fn a_process_of_this_host_has_its_turn_before_packets_go_again() {
 }
 
 #[test]
+fn packets_that_later_ones_have_passed_wait_for_no_turn_of_the_peer() {
+    let address = Address::from_text("10.0.0.1:2").unwrap();
+    let mut bench = Bench::new();
+    let settings = Settings { address, ..settings(2, 7, 103) };
+    (bench.b.machine, bench.b.address) = (Reliable::new(settings, 1), address);
+    bench.send(b"0", 0).unwrap();
+    for _ in 0..50 {
+        bench.poll();
+    }
+    bench.b.heard.messages.clear();
+    // The network reorders more packets than are in flight.
+    for c in bench.a.machine.table.iter_mut() {
+        (0..10).for_each(|_| c.sender.loss.on_late());
+    }
+    (0..8).for_each(|_| bench.send(b"head", 1000).unwrap());
+    let count = std::cell::Cell::new(0);
+    bench.exchange(|packet| {
+        let data = packet.len() > 1000 && Hello::decode(packet).is_none();
+        count.set(count.get() + u32::from(data));
+        !data || ![1, 3, 4].contains(&count.get())
+    });
+    assert_eq!(bench.b.heard.messages.len(), 0);
+    for _ in 0..20 {
+        bench.wait(MS);
+        bench.exchange(|_| true);
+    }
+    assert_eq!(bench.b.heard.messages.len(), 8, "within 20 ms");
+    let counts = bench.a.machine.counts();
+    assert_eq!((counts.timeouts, counts.retransmitted), (1, 3));
+}
+
+#[test]
 fn strangers_are_not_heard() {
     let mut bench = Bench::new();
     bench.a = end(1, 8, 101);

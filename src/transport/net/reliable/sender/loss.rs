@@ -35,6 +35,11 @@ impl Loss {
         self.echoed.saturating_sub(self.reordering)
     }
 
+    /// The highest transmission that has arrived; those before it were passed.
+    pub(crate) fn arrived(&self) -> u64 {
+        self.echoed.saturating_sub(1)
+    }
+
     /// `transmission` has arrived.
     pub(super) fn on_echo(&mut self, transmission: u64) {
         self.echoed = self.echoed.max(transmission + 1);
@@ -46,7 +51,7 @@ impl Loss {
     }
 
     /// A packet that was declared lost has arrived.
-    pub(super) fn on_late(&mut self) {
+    pub(crate) fn on_late(&mut self) {
         self.reordering = (self.reordering * 2).min(REORDERING_MAX);
         self.in_order = 0;
     }

@@ -33,6 +33,11 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
+    /// This transmission of it is in flight.
+    fn is_under_way(&self, transmission: u64) -> bool {
+        self.stage == Stage::InFlight && self.transmission == transmission
+    }
+
     /// It was sent again after a timeout although it had arrived: see [`Self::was_late`].
     pub(super) fn was_early(&self, echo: Option<u64>) -> bool {
         self.overdue && echo.is_some_and(|echo| self.transmission > echo)
@@ -249,15 +254,25 @@ impl Window {
         self.in_flight = 0;
     }
 
-    /// The oldest transmission with unknown fate is lost if it is older than `before`, and is then forgotten. Returns
-    /// whether its packet must be sent again; `None`: the transmission is not older.
-    pub(super) fn lose_oldest(&mut self, before: u64) -> Option<bool> {
+    /// A packet is in flight whose transmission is older than `arrived`, which has arrived.
+    pub(crate) fn has_passed(&self, arrived: u64) -> bool {
+        let older =
+            self.transmissions.iter().take_while(|(transmission, _)| *transmission < arrived);
+        older.into_iter().any(|(transmission, psn)| {
+            let at = psn.checked_sub(self.base).and_then(|at| usize::try_from(at).ok());
+            let packet = at.and_then(|at| self.packets.get(at));
+            packet.is_some_and(|p| p.is_under_way(*transmission))
+        })
+    }
+
+    /// The oldest transmission with unknown fate is lost if it is older than `before`, and is then forgotten; `overdue`:
+    /// because of a timeout. Returns whether its packet must be sent again; `None`: the transmission is not older.
+    pub(super) fn lose_oldest(&mut self, before: u64, overdue: bool) -> Option<bool> {
         let (transmission, psn) = *self.transmissions.front().filter(|(t, _)| *t < before)?;
         self.transmissions.pop_front();
-        let under_way =
-            |p: &&mut Outgoing| p.stage == Stage::InFlight && p.transmission == transmission;
+        let under_way = |p: &&mut Outgoing| p.is_under_way(transmission);
         let Some(packet) = self.packet(psn).filter(under_way) else { return Some(false) };
-        (packet.stage, packet.overdue) = (Stage::Lost, false);
+        (packet.stage, packet.overdue) = (Stage::Lost, overdue);
         self.in_flight -= 1;
         self.lost.push_back(psn);
         Some(true)
@@ -362,9 +377,11 @@ mod tests {
     fn what_was_overtaken_is_lost_and_may_be_late() {
         let mut window = window(4);
         acknowledge(&mut window, 10, 0b100, 14);
-        assert_eq!(window.lose_oldest(12), Some(true));
+        assert!(window.has_passed(13) && !window.has_passed(11));
+        assert_eq!(window.lose_oldest(12, false), Some(true));
+        assert!(!window.has_passed(12) && window.has_passed(13));
         assert_eq!(
-            (window.lose_oldest(12), window.next(), window.in_flight),
+            (window.lose_oldest(12, false), window.next(), window.in_flight),
             (None, (10, false), 2)
         );
         let news = acknowledge(&mut window, 11, 0, 14);
