@@ -12,6 +12,7 @@ use libfabric_sys::{FI_EINVAL, FI_ENOSYS, FI_EOPBADSTATE, fi_addr_t, fid, fid_ep
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// `fi_ep_attr.protocol` of udrv's endpoints, 0x75647276.
+#[allow(dead_code)] // for the C header; Rust 1.85 does not count the next line as a use
 pub const FI_PROTO_UDRV: u32 = 0x7564_7276;
 const _: () = assert!(FI_PROTO_UDRV == info::PROTOCOL);
 

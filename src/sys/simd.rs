@@ -129,9 +129,11 @@ pub(crate) fn nh_sums(
     nh_sums_plain(lanes, low, high, low_2, high_2)
 }
 
+/// # Safety
+/// The processor has AVX2. (Unsafe for Rust 1.85, where a function with features has to be.)
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn nh_sums_avx2(
+unsafe fn nh_sums_avx2(
     lanes: &[u8],
     low: &[u64],
     high: &[u64],
