@@ -158,6 +158,20 @@ reproducible_rust() {
     export CARGO_ENCODED_RUSTFLAGS=${flags%$'\x1f'}
 }
 
+# clippy_is_none: sets `why` where there is no Clippy that the code is kept clean for. An older one has lints that later
+# ones have withdrawn.
+clippy_is_none() {
+    local wanted=1.95 version
+    version=$(cargo clippy --version 2>/dev/null | sed -E 's/^clippy 0\.([0-9]+\.[0-9]+).*/\1/') || true
+    if [ -z "$version" ]; then
+        why="this Rust comes without clippy"
+    elif ! at_least "$version" $wanted; then
+        why="clippy $version is older than $wanted, and has lints that were withdrawn since"
+    else
+        return 1
+    fi
+}
+
 # need_provider: the shared object is there (or another provider is under test).
 need_provider() {
     [ "$PROVIDER" != udrv ] || [ -f "$PROVIDER_DIR/libudrv-fi.so" ] || "$ROOT/scripts/build"
