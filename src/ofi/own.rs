@@ -50,20 +50,31 @@ pub(super) unsafe fn own<'a, T: Object>(object: *const fid) -> Result<&'a T, i32
 /// # Safety
 /// As for [`own`].
 pub(super) unsafe fn own_behind_hooks<'a, T: Object>(object: *const fid) -> Result<&'a T, i32> {
+    match behind_hooks::<T>(object) {
+        // SAFETY: an object with this table is a `T` (see `Object`).
+        Some(at) => Ok(unsafe { &*std::ptr::with_exposed_provenance(at) }),
+        // SAFETY: the caller vouches. This call logs what the object is, and fails.
+        None => unsafe { own(object) },
+    }
+}
+
+/// Whether what is at this address is no `T`, nor a hook's object over one. It may be closed: nothing is
+/// dereferenced, and an address that cannot be read is not called foreign.
+pub(super) fn is_foreign<T: Object>(object: *const fid) -> bool {
+    let table = object.expose_provenance().wrapping_add(offset_of!(fid, ops));
+    word(table).is_some() && behind_hooks::<T>(object).is_none()
+}
+
+/// The address of the `T` that the object is, or that its hooks lead to.
+fn behind_hooks<T: Object>(object: *const fid) -> Option<usize> {
     let mut at = object.expose_provenance();
     for _ in 0..HOOKS_MAX {
-        let Some(table) = word(at.wrapping_add(offset_of!(fid, ops))) else { break };
-        if table == T::table().expose_provenance() {
-            // SAFETY: an object with this table is a `T` (see `Object`).
-            return Ok(unsafe { &*std::ptr::with_exposed_provenance(at) });
+        if word(at.wrapping_add(offset_of!(fid, ops)))? == T::table().expose_provenance() {
+            return Some(at);
         }
-        match word(at.wrapping_add(size_of::<T::Shown>())) {
-            Some(next) => at = next,
-            None => break,
-        }
+        at = word(at.wrapping_add(size_of::<T::Shown>()))?;
     }
-    // SAFETY: the caller vouches. This call logs what the object is, and fails.
-    unsafe { own(object) }
+    None
 }
 
 /// The structure behind an object that is known to be a `T`.
@@ -163,6 +174,8 @@ mod tests {
         assert_eq!(found(address(&second)), Some(7));
         // SAFETY: a live object.
         assert!(unsafe { own::<Ours>(&raw const first.shown.fid) }.is_err());
+        assert!(!is_foreign::<Ours>(&raw const ours.shown.fid));
+        assert!(!is_foreign::<Ours>(&raw const second.shown.fid));
         assert_eq!(ours.shown.fid.fclass, FI_CLASS_CNTR);
     }
 
@@ -172,10 +185,14 @@ mod tests {
         for behind in [0, 1, 4096, usize::MAX, usize::MAX - 7] {
             let foreign = hook(behind);
             assert_eq!(found(address(&foreign)), None, "{behind:#x}");
+            assert!(is_foreign::<Ours>(&raw const foreign.shown.fid), "{behind:#x}");
         }
         // A cycle of hooks.
         let mut foreign = hook(0);
         foreign.behind = address(&foreign);
         assert_eq!(found(address(&foreign)), None);
+        assert!(is_foreign::<Ours>(&raw const foreign.shown.fid));
+        // What cannot be read may have been ours.
+        assert!(!is_foreign::<Ours>(std::ptr::without_provenance(8)));
     }
 }

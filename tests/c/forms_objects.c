@@ -546,6 +546,23 @@ static void many(struct side *me)
 	}
 }
 
+/* An open fabric and domain of this provider as hints (fi_fabric(3), fi_domain(3)), also behind libfabric's hooks. */
+static void open_objects_as_hints(struct side *me)
+{
+	struct fi_info *hints, *found;
+
+	side_begin(me, &(struct setup){ .threading = FI_THREAD_SAFE });
+	CHECK(hints = fi_dupinfo(me->info));
+	hints->fabric_attr->fabric = me->fabric;
+	hints->domain_attr->domain = me->domain;
+	OK(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &found));
+	fi_freeinfo(found);
+	hints->fabric_attr->fabric = NULL;
+	hints->domain_attr->domain = NULL;
+	fi_freeinfo(hints);
+	side_end(me);
+}
+
 static void threading(struct side *me)
 {
 	static const enum fi_threading levels[] = { FI_THREAD_SAFE, FI_THREAD_FID, FI_THREAD_DOMAIN,
@@ -768,6 +785,7 @@ const struct group object_groups[] = {
 	{ "ipv6-format", format_6 },
 	{ "late-failures", late_failures },
 	{ "many-objects", many },
+	{ "open-objects-as-hints", open_objects_as_hints },
 	{ "threading-levels", threading },
 	{ "control-by-another", control_beside_data },
 	{ "early-leaver", early_leaver },

@@ -15,6 +15,9 @@ use super::refusal::Refusal;
 use crate::config::Config;
 use crate::memory::atomic::MAX_BYTES;
 use crate::memory::settings::HmemPolicy;
+use crate::ofi::domain::DomainFid;
+use crate::ofi::fabric::FabricFid;
+use crate::ofi::own::is_foreign;
 use crate::transport::job_key::SECRET_MAX;
 use libfabric_sys::{
     FI_ATOMIC, FI_AV_AUTH_KEY, FI_AV_TABLE, FI_EP_RDM, FI_EP_UNSPEC, FI_FENCE, FI_HMEM,
@@ -49,6 +52,7 @@ pub(super) fn negotiate(
     // First, because libfabric's layering providers ask every provider for endpoints of other types.
     let ep = endpoint(&hints.ep)?;
     names_of_ours(hints)?;
+    objects_of_ours(hints)?;
     let caps = capabilities(hints, config)?;
     if caps & (FI_RMA | FI_ATOMIC) != 0 {
         at_most("ep_attr->max_order_war_size", hints.ep.max_order_war_size, MAX_BYTES)?;
@@ -94,6 +98,19 @@ fn names_of_ours(hints: &Hints) -> Result<(), Refusal> {
         }
         _ => Ok(()),
     }
+}
+
+/// fi_domain(3), fi_fabric(3): an open domain or fabric restricts the answer to it.
+fn objects_of_ours(hints: &Hints) -> Result<(), Refusal> {
+    let (fabric, domain) = (hints.fabric, hints.domain.base.domain);
+    let refused = |attribute| Err(Refusal::new(attribute, "another provider's", "udrv's"));
+    if !fabric.is_null() && is_foreign::<FabricFid>(fabric.cast()) {
+        return refused("fabric_attr->fabric");
+    }
+    if !domain.is_null() && is_foreign::<DomainFid>(domain.cast()) {
+        return refused("domain_attr->domain");
+    }
+    Ok(())
 }
 
 /// Primary capabilities are granted only on request, secondary ones also when they cost nothing

@@ -4,7 +4,7 @@
 use crate::transport::job_key::SECRET_MAX;
 use libfabric_sys::{
     FI_AV_AUTH_KEY, fi_domain_attr, fi_domain_attr_2_7, fi_ep_attr, fi_info, fi_rx_attr,
-    fi_tx_attr, fi_version, fid_t,
+    fi_tx_attr, fi_version, fid_fabric, fid_t,
 };
 use std::ffi::{CStr, c_char, c_void};
 use std::net::IpAddr;
@@ -37,6 +37,8 @@ pub(super) struct Hints {
     pub(super) domain_name: Option<String>,
     /// The device of that name.
     pub(super) device: Option<NamedDevice>,
+    /// An open fabric, of any provider.
+    pub(super) fabric: *mut fid_fabric,
     pub(super) fabric_name: Option<String>,
     pub(super) prov_name: Option<String>,
 }
@@ -62,6 +64,7 @@ impl Hints {
             domain,
             domain_name: None,
             device: None,
+            fabric: std::ptr::null_mut(),
             fabric_name: None,
             prov_name: None,
         }
@@ -96,6 +99,7 @@ impl Hints {
                 hints.domain_name = text(hints.domain.base.name);
             }
             if let Some(fabric) = info.fabric_attr.as_ref() {
+                hints.fabric = fabric.fabric;
                 hints.fabric_name = text(fabric.name);
                 hints.prov_name = text(fabric.prov_name);
             }

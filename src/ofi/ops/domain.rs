@@ -6,7 +6,7 @@ use crate::ofi::endpoint::Role;
 use crate::ofi::fabric::Fabric;
 use crate::ofi::guard::{code, entries, entry};
 use crate::ofi::lock::{DomainLock, Locked};
-use crate::ofi::own::close as close_object;
+use crate::ofi::own::{Object, close as close_object};
 use crate::ofi::table::{Operations, SLACK, Table};
 use crate::ofi::trigger::Triggers;
 use crate::ofi::{av, cntr, cq, elsewhere, endpoint, eq, keys, mr, poll_set};
@@ -24,6 +24,14 @@ use once_cell::sync::OnceCell;
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+
+// SAFETY: it begins with a fid_domain; nothing else has this table.
+unsafe impl Object for DomainFid {
+    type Shown = fid_domain;
+    fn table() -> *mut fi_ops {
+        FID_OPS.as_mut_ptr()
+    }
+}
 
 static FID_OPS: Table<fi_ops> = Table::new(fi_ops {
     close: Some(close),

@@ -1,10 +1,10 @@
 //! `struct fid_fabric`: opens domains, event queues and wait sets. This module is above all of them.
 
 use super::domain;
-use crate::ofi::fabric::Fabric;
+use crate::ofi::fabric::{Fabric, FabricFid};
 use crate::ofi::guard::{code, entries, entry, may_close};
-use crate::ofi::own::close as close_object;
-use crate::ofi::table::{Operations, SLACK, Slack, Table};
+use crate::ofi::own::{Object, close as close_object};
+use crate::ofi::table::{Operations, SLACK, Table};
 use crate::ofi::wait::Waitable;
 use crate::ofi::{cntr, cq, eq, wait_set};
 use crate::sys::process::Home;
@@ -16,11 +16,12 @@ use libfabric_sys::{
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-#[repr(C)]
-struct FabricFid {
-    fid: fid_fabric,
-    slack: Slack,
-    shared: Arc<Fabric>,
+// SAFETY: it begins with a fid_fabric; nothing else has this table.
+unsafe impl Object for FabricFid {
+    type Shown = fid_fabric;
+    fn table() -> *mut fi_ops {
+        FID_OPS.as_mut_ptr()
+    }
 }
 
 static FID_OPS: Table<fi_ops> = Table::new(fi_ops { close: Some(close), ..fi_ops::STUBS });
