@@ -245,10 +245,10 @@ impl<I: Iface> Engine<I> {
         if host.takes_arrivals() {
             n += self.iface.poll(&mut Delivery { core: &mut self.core, host, answered: false });
         }
-        if self.core.stirred {
+        if self.core.stirred | self.core.waits {
             n += self.work(host);
         }
-        debug_assert!(self.core.stirred || !self.core.has_work(), "work that nobody told of");
+        debug_assert!(self.core.waits || !self.core.has_work(), "work that nobody told of");
         n
     }
 
@@ -258,7 +258,9 @@ impl<I: Iface> Engine<I> {
             self.iface.attend();
         }
         let n = if self.core.has_work() { self.advance(host) } else { 0 };
-        self.core.stirred = self.core.has_work() || self.core.arrivals.attentive;
+        self.core.waits = self.core.has_work() || self.core.arrivals.attentive;
+        // What was moved may have left room, or may have opened the way for another operation.
+        self.core.stirred = self.core.waits && n > 0;
         n
     }
 
@@ -272,6 +274,8 @@ impl<I: Iface> Engine<I> {
 
     #[cold]
     fn advance(&mut self, host: &mut impl Host) -> usize {
+        // Before the outbox: it may ask peers for the rest of their messages.
+        self.update_pressure();
         let mut n = self.advance_pulls(host);
         n += self.advance_streams(host);
         n += self.advance_writes();
@@ -292,7 +296,6 @@ impl<I: Iface> Engine<I> {
         if self.core.collectives.work() > 0 {
             n += self.advance_collectives(host);
         }
-        self.update_pressure();
         n
     }
 
@@ -318,13 +321,20 @@ impl Core {
 
     #[inline]
     fn has_work(&self) -> bool {
-        // One comparison instead of many: every progress call asks this.
-        let items = self.outbox.len()
+        self.tasks() | self.sends.leaving.len() > 0
+            || self.matching.presses
+            || self.matching.bytes > self.limits.unexpected_max
+    }
+
+    /// Not 0: there is something that a turn would try.
+    #[inline]
+    fn tasks(&self) -> usize {
+        // One comparison instead of many.
+        self.outbox.len()
             | self.sends.work()
             | self.arrivals.work()
             | self.rma.work()
-            | self.collectives.work();
-        items > 0 || self.matching.presses || self.matching.bytes > self.limits.unexpected_max
+            | self.collectives.work()
     }
 
     /// Whether an operation waits for `peer`.
@@ -350,11 +360,11 @@ impl<I: Iface> Engine<I> {
         let core = &self.core;
         let silent = |peer: PeerId| !self.iface.caps(peer).announces_room;
         let receiver = |key: &Key| core.sends.receiver(*key);
-        !core.arrivals.pulls.is_empty()
+        core.stirred && core.tasks() > 0
+            || !core.arrivals.pulls.is_empty()
             || !core.sends.assists.is_empty()
             || core.outbox.receivers().any(silent)
             || core.sends.streams.iter().filter_map(receiver).any(silent)
-            || core.sends.moved && !core.sends.streams.is_empty()
             || core.sends.streams.iter().any(|key| core.sends.is_staged(*key))
             || core.sends.due.iter().filter_map(|due| receiver(&due.tx)).any(silent)
             || core.arrivals.chunks.readers().any(silent)

@@ -94,8 +94,6 @@ pub(super) struct Sends {
     pub(super) deferred_starved: bool,
     /// Sends of which this endpoint has to send or write bytes.
     pub(super) streams: VecDeque<Key>,
-    /// The last step of one of `streams` was not refused: there may be room for the next one.
-    pub(super) moved: bool,
     /// Remote buffers that bytes of this endpoint are to be written into, in order.
     pub(super) due: VecDeque<put::Due>,
     /// What the device is writing into such buffers, where it reports the end. The key is the token.
@@ -121,7 +119,6 @@ impl Sends {
             deferred: VecDeque::new(),
             deferred_starved: false,
             streams: VecDeque::new(),
-            moved: false,
             due: VecDeque::new(),
             wrote: IndexList::default(),
             assists: VecDeque::new(),
@@ -137,7 +134,6 @@ impl Sends {
         self.streams.len()
             | self.due.len()
             | self.assists.len()
-            | self.leaving.len()
             | self.deferred.len()
             | self.withdrawn.len()
     }

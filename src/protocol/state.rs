@@ -22,8 +22,11 @@ pub(crate) struct Engine<I> {
 /// All state but the interface: a type of its own, so that messages can be handled while the interface delivers them.
 #[derive(Debug)]
 pub(super) struct Core {
-    /// There may be work: [`Core::has_work`] was true, or something has run that may have left some.
+    /// There may be work that no turn has tried: since the last turn something has run that may have left some, or that
+    /// turn itself has moved something.
     pub(super) stirred: bool,
+    /// The last turn has left work.
+    pub(super) waits: bool,
     pub(super) limits: Limits,
     pub(super) counts: Counts,
     pub(super) peers: Peers,
@@ -68,6 +71,7 @@ impl<I> Engine<I> {
             iface,
             core: Core {
                 stirred: false,
+                waits: false,
                 limits,
                 counts: Counts::default(),
                 peers: Peers::new(limits.traced),

@@ -14,7 +14,6 @@ impl<I: Iface> Engine<I> {
     /// Advances the sends of which this endpoint has to send or write bytes.
     pub(super) fn advance_streams(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
-        self.core.sends.moved = false;
         for _ in 0..self.core.sends.streams.len() {
             let Some(key) = self.core.sends.streams.pop_front() else { break };
             let onward = self.transmit(key);
@@ -142,11 +141,7 @@ impl Core {
         let Some(Pending { message, scheme }) = sends.pending.get_mut(key) else { return };
         let peer = message.peer;
         match onward {
-            Onward::Again => sends.streams.push_back(key),
-            Onward::Moved => {
-                sends.moved = true;
-                sends.streams.push_back(key);
-            }
+            Onward::Again | Onward::Moved => sends.streams.push_back(key),
             Onward::Waits => {}
             Onward::Reply(packet) => outbox.reply(peer, packet),
             Onward::Sent(packet) => {
@@ -160,7 +155,6 @@ impl Core {
             }
             Onward::Fragments { rx, flow } => {
                 *scheme = Sender::Fragments(fragments::Sender::new(rx, flow, message));
-                sends.moved = true;
                 sends.streams.push_back(key);
             }
             Onward::Complete => {

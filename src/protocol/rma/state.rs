@@ -239,8 +239,7 @@ impl Rma {
     /// Whether this endpoint must be polled although nothing arrives. `silent`: the peer does not notify of room.
     pub(in crate::protocol) fn is_busy(&self, silent: impl Fn(PeerId) -> bool) -> bool {
         let starved = |peer: PeerId| self.channels.get(peer.index()).is_some_and(|c| c.starved);
-        let moving = |peer: PeerId| self.channels.get(peer.index()).is_some_and(|c| c.moving);
-        self.pumping.iter().any(|peer| self.asks(*peer) || moving(*peer))
+        self.pumping.iter().any(|peer| self.asks(*peer))
             || self.told.offers.iter().any(|(peer, _)| silent(*peer))
             || self.told.retracted.iter().any(|retracted| silent(retracted.peer()))
             || self.serving.iter().any(|peer| silent(*peer))

@@ -154,7 +154,8 @@ impl Node {
     /// Asserts that nothing can be done now if the endpoint says so: it may sleep until something arrives.
     #[track_caller]
     pub(super) fn check_rest(&mut self) {
-        if !self.engine.is_busy() {
+        let nudged = self.engine.iface_mut().take_nudge();
+        if !nudged && !self.engine.is_busy() {
             self.host.deaf = true;
             let moved = self.progress();
             self.host.deaf = false;
@@ -407,6 +408,7 @@ impl World {
 
     pub(super) fn progress(&mut self, at: Slot) {
         self.node(at).progress();
+        self.node(at).check_rest();
     }
 
     /// Runs all endpoints until nothing moves.

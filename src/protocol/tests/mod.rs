@@ -22,6 +22,7 @@ mod offers;
 mod oracle;
 mod property;
 mod rendezvous;
+mod rest;
 mod rma;
 mod rma_property;
 mod rng;

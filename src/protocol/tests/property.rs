@@ -82,7 +82,7 @@ fn weather(rng: &mut Rng) -> Weather {
         queue_len: rng.pick(&[1, 2, 8, 64]),
         short_max: rng.pick(&[104, 128, 200]),
         bcopy_max: rng.pick(&[500, 2000, 9000]),
-        announces_room: false,
+        announces_room: !node && rng.pick(&[false, true]),
         short: false,
         again_percent: rng.pick(&[0, 0, 5, 30]),
         batch: rng.pick(&[1, 4, 32]),
@@ -287,6 +287,7 @@ impl Run {
     fn progress(&mut self, at: Slot) -> usize {
         trace!(self, "{at} progresses");
         let moved = self.node(at).progress();
+        self.node(at).check_rest();
         self.end_call(at);
         let bytes = self.node(at).engine.core.matching.bytes;
         let pressed = self.net.borrow().is_pressed(at);
@@ -568,8 +569,6 @@ impl Run {
                 if let Some(node) = &mut self.nodes[at] {
                     node.host.room = true;
                     moved += self.progress(at);
-                    self.node(at).check_rest();
-                    self.end_call(at);
                 }
             }
             let busy = self.nodes.iter().flatten().any(|node| {

@@ -97,9 +97,10 @@ fn weather(rng: &mut Rng) -> Weather {
     let pick = |rng: &mut Rng| vec![rng.pick(&all)];
     let device = rng.percent(40);
     let weather = Weather {
-        queue_len: rng.pick(&[1, 2, 8, 64]),
+        queue_len: rng.pick(&[1, 2, 8, 64, 200]),
         short_max: rng.pick(&[104, 128, 200]),
         bcopy_max: rng.pick(&[500, 2000, 9000]),
+        announces_room: device && rng.pick(&[false, true]),
         again_percent: rng.pick(&[0, 0, 5, 30]),
         batch: rng.pick(&[1, 4, 32]),
         get: pick(rng),
@@ -446,7 +447,9 @@ impl Run {
     }
 
     fn progress(&mut self, at: Slot) -> usize {
-        let moved = self.nodes[at].as_mut().unwrap().progress();
+        let node = self.nodes[at].as_mut().unwrap();
+        let moved = node.progress();
+        node.check_rest();
         self.end_call();
         moved
     }
@@ -582,8 +585,6 @@ impl Run {
             for at in 0..self.nodes.len() {
                 if self.nodes[at].is_some() {
                     moved += self.progress(at);
-                    self.nodes[at].as_mut().unwrap().check_rest();
-                    self.end_call();
                 }
             }
             let busy = self.nodes.iter().flatten().any(|node| node.engine.core.rma.work() > 0);

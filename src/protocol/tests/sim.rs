@@ -218,6 +218,8 @@ impl Link {
 struct Place {
     alive: bool,
     pressure: bool,
+    /// Something will wake the endpoint soon, after a refusal without a reason.
+    nudged: bool,
     /// By peer, oldest first. All but the last have ended.
     links: BTreeMap<Slot, VecDeque<usize>>,
 }
@@ -379,6 +381,12 @@ impl Net {
         Ok(id)
     }
 
+    /// A refusal without a reason. If the network announces room, it does so soon.
+    fn hesitate(&mut self, me: Slot) -> SendError {
+        self.places[me].nudged = true;
+        self.again()
+    }
+
     fn again(&mut self) -> SendError {
         self.said_again = true;
         SendError::Again
@@ -396,8 +404,11 @@ impl Net {
             return Err(SendError::Unreachable(Errno(libc::EMFILE)));
         }
         let full = link.queues[link.writes(me)].len() >= self.weather.queue_len;
-        if full || self.rng.percent(self.weather.again_percent) {
+        if full {
             return Err(self.again());
+        }
+        if self.rng.percent(self.weather.again_percent) {
+            return Err(self.hesitate(me));
         }
         Ok(id)
     }
@@ -483,6 +494,14 @@ impl Net {
                 _ => None,
             })
             .collect()
+    }
+
+    /// How many packets and reports are on their way from `from` to `to`.
+    pub(super) fn queued(&self, from: Slot, to: Slot) -> usize {
+        self.current(to, from).map_or(0, |link| {
+            let link = &self.links[link];
+            link.queues[link.reads(to)].len()
+        })
     }
 
     /// Puts raw bytes on the link between two endpoints that have one.
@@ -727,6 +746,11 @@ pub(super) struct SimIface {
 }
 
 impl SimIface {
+    /// Whether something will wake the endpoint soon.
+    pub(super) fn take_nudge(&mut self) -> bool {
+        std::mem::take(&mut self.net.borrow_mut().places[self.me].nudged)
+    }
+
     fn intern(&mut self, slot: Slot) -> PeerId {
         let at = self.peers.iter().position(|s| *s == slot).unwrap_or_else(|| {
             self.peers.push(slot);
@@ -979,13 +1003,17 @@ impl SimIface {
             let Some((panes, side, glazing, rng)) = panes.filter(|_| !broken) else {
                 return if how.notify { Ok(Access::Silent) } else { Err(STALE) };
             };
-            if !how.notify {
-                return panes.reach(side, at, local, (reads, how), glazing, rng);
+            let (begun, hesitates) = if !how.notify {
+                (panes.reach(side, at, local, (reads, how), glazing, rng), false)
+            } else if rng.percent(again_percent) {
+                (Err(SendError::Again), true)
+            } else {
+                (panes.write(side, local, (&at.key, how.token), queue_len, glazing, rng), false)
+            };
+            if panes.has_hesitated() || hesitates {
+                net.places[self.me].nudged = true;
             }
-            if rng.percent(again_percent) {
-                return Err(SendError::Again);
-            }
-            return panes.write(side, local, (&at.key, how.token), queue_len, glazing, rng);
+            return begun;
         }
         let link = net.current(self.me, slot).map(|link| &net.links[link]);
         let epoch = link.map(|link| u64::from(link.epochs[link.reads(self.me)]));
@@ -1075,7 +1103,11 @@ impl OneSided for SimIface {
         if matches!(purpose, Purpose::Receive { .. }) && rng.percent(again) {
             return Registered::Later;
         }
-        panes.register(side, memory, purpose, glazing, rng)
+        let registered = panes.register(side, memory, purpose, glazing, rng);
+        if panes.has_hesitated() {
+            net.places[self.me].nudged = true;
+        }
+        registered
     }
 
     fn invalidate(&mut self, peer: PeerId, key: &RemoteKey) -> bool {
@@ -1144,7 +1176,7 @@ impl Streaming for SimIface {
         let full = net.weather.queue_len;
         let again = net.weather.again_percent;
         if net.rng.percent(again) {
-            return Err(net.again());
+            return Err(net.hesitate(self.me));
         }
         let mut bytes = vec![0; payload.len()];
         payload.copy_out(0, &mut bytes);

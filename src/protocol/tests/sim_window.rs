@@ -198,6 +198,8 @@ pub(super) struct Panes {
     connection: u32,
     slots: u32,
     ends: [End; 2],
+    /// An access was refused for no reason that an event ends.
+    hesitated: bool,
 }
 
 /// An event that one side gets.
@@ -218,6 +220,7 @@ impl Panes {
             // Keys of an earlier link may be invalidated late: they must not mean anything here.
             slots: connection.wrapping_mul(64),
             ends: Default::default(),
+            hesitated: false,
         };
         panes.ends[0].known = connection;
         panes.ends[1].known = connection;
@@ -310,6 +313,7 @@ impl Panes {
                     return rng.pick(&[Registered::No, Registered::Never]);
                 }
                 if self.state == Prepared::Later || rng.percent(doubt(10)) {
+                    self.hesitated = true;
                     return rng.pick(&[Registered::Later, Registered::No]);
                 }
                 let (key, confirms) = (self.expose(side, memory, true), !rng.percent(doubt(30)));
@@ -391,7 +395,7 @@ impl Panes {
         rng: &mut Rng,
     ) -> Result<Access, SendError> {
         if rng.percent(glazing.waits) {
-            return Err(SendError::Again);
+            return Err(self.hesitate());
         }
         if rng.percent(glazing.write_refusals) {
             return Err(SendError::Unreachable(Errno(libc::EFAULT)));
@@ -401,8 +405,11 @@ impl Panes {
             return Ok(Access::Silent);
         }
         let unaware = self.ends[side].known != self.connection;
+        if unaware && rng.percent(50) {
+            return Err(self.hesitate());
+        }
         let end = &mut self.ends[1 - side];
-        if end.events.len() >= room || unaware && rng.percent(50) {
+        if end.events.len() >= room {
             return Err(SendError::Again);
         }
         let held = end.held.iter().find(|held| held.slot == slot);
@@ -416,6 +423,16 @@ impl Panes {
         let token = told.then_some(token);
         end.events.push_back(Event::Written { slot, bytes, token, taken: false });
         Ok(if told { Access::Begun } else { Access::Silent })
+    }
+
+    fn hesitate(&mut self) -> SendError {
+        self.hesitated = true;
+        SendError::Again
+    }
+
+    /// Whether an access was refused, since the last call, for no reason that an event ends.
+    pub(super) fn has_hesitated(&mut self) -> bool {
+        std::mem::take(&mut self.hesitated)
     }
 
     /// The reads of the other side's messages that `side` has begun: tokens, and their destinations.
@@ -462,8 +479,11 @@ impl Panes {
         if rng.percent(glazing.write_refusals) {
             return Err(SendError::Unreachable(Errno(libc::EFAULT)));
         }
-        if end.posted.len() >= glazing.count || rng.percent(glazing.waits) {
+        if end.posted.len() >= glazing.count {
             return Err(SendError::Again);
+        }
+        if rng.percent(glazing.waits) {
+            return Err(self.hesitate());
         }
         if glazing.quick_flush && local.len() == 0 {
             while !self.ends[side].posted.is_empty() && self.ends[side].known == self.connection {
@@ -473,7 +493,14 @@ impl Panes {
             return Ok(Access::Moved(1));
         }
         // A side that does not know yet that the connection has ended posts in vain.
-        end.posted.push_back(Posted { reads, delivered, token, slot, addr, local: *local });
+        self.ends[side].posted.push_back(Posted {
+            reads,
+            delivered,
+            token,
+            slot,
+            addr,
+            local: *local,
+        });
         Ok(Access::Begun)
     }
 
