@@ -182,7 +182,8 @@ fn levels_shown(log: &str) -> usize {
 
 /// What the provider's log says of each RDMA device, once each, when it is asked what there is.
 fn devices(log: &str) -> Vec<&str> {
-    const SUBJECTS: [&str; 3] = ["RDMA through ", "RDMA device ", "no RDMA at "];
+    const SUBJECTS: [&str; 4] =
+        ["no RDMA through ", "RDMA through ", "RDMA device ", "no RDMA at "];
     let mut found = Vec::new();
     for line in log.lines() {
         // That one is of an endpoint.
@@ -213,10 +214,12 @@ mod tests {
         let log = "[a:1] udrv info: RDMA through mlx5_0:1, RoCE v2: it is routable\n\
             libfabric:1:9::udrv:core:log():1<info> RDMA device mlx5_1:1 is not active\n\
             [a:1] udrv info: RDMA device mlx5_1:1 is not active\n[a:1] udrv info: other\n\
-            [a:1] udrv info: RDMA through mlx5_0:1: it is routable; queue pair 0x2002\n";
+            [a:1] udrv info: RDMA through mlx5_0:1: it is routable; queue pair 0x2002\n\
+            [a:1] udrv warning: no RDMA through mlx5_2:1 (out of memory): data goes over UDP\n";
         let wanted = [
             "RDMA through mlx5_0:1, RoCE v2: it is routable",
             "RDMA device mlx5_1:1 is not active",
+            "no RDMA through mlx5_2:1 (out of memory): data goes over UDP",
         ];
         assert_eq!(super::devices(log), wanted);
     }

@@ -59,7 +59,11 @@ fn verdicts() -> Vec<Finding> {
 }
 
 fn verdict(line: &str) -> super::Verdict {
-    if line.starts_with("RDMA through ") { Good } else { Note }
+    match line {
+        _ if line.starts_with("RDMA through ") => Good,
+        _ if line.starts_with("no RDMA through ") => Warn,
+        _ => Note,
+    }
 }
 
 fn entries(of: &Path) -> Vec<PathBuf> {
