@@ -3,6 +3,12 @@
 
 from spack.package import *
 
+try:
+    # Spack 1.0 and newer; before, spack.package has it.
+    from spack_repo.builtin.build_systems.generic import Package
+except ImportError:
+    pass
+
 
 class Udrv(Package):
     """A libfabric provider for shared memory, IP networks and RDMA devices."""
