@@ -160,6 +160,11 @@ impl<L> Agreement<L> {
         self.say(peer, &Message::Refuse(id));
     }
 
+    /// Connection `id`, for which `peer` has asked, does not come to be, for a reason that has passed.
+    pub(crate) fn turn_away(&mut self, peer: PeerId, id: u32) {
+        self.say(peer, &Message::Over { connection: id, broken: false });
+    }
+
     /// No connection to `peer` is tried for a while.
     pub(crate) fn note_failure(&mut self, peer: PeerId, now: u64) {
         self.failures.entry(peer).or_default().again(now, PAUSE_NS);

@@ -1,6 +1,7 @@
 //! Both links of an endpoint: UDP, which reaches every peer, and a UD queue pair for the peers whose path over it is
 //! validated (PROTOCOL.md §7.13). The state machine above sees one link.
 
+use super::aside::Leaving;
 use super::config::RdmaPolicy;
 use super::found::Found;
 use super::handles::HandleId;
@@ -118,6 +119,15 @@ pub(super) struct Upkeep {
     pub(super) untold: Option<usize>,
     /// Why the queue pair could not be replaced, as it is logged.
     pub(super) why: String,
+    /// Threads of earlier queue pairs.
+    pub(super) leaving: Leaving,
+}
+
+impl Upkeep {
+    fn new(recovery: Recovery) -> Self {
+        let (why, leaving) = (String::new(), Leaving::default());
+        Self { recovery, tend_at: 0, judge: false, untold: None, why, leaving }
+    }
 }
 
 /// How often the socket is polled.
@@ -549,7 +559,7 @@ impl Rdma {
             called: Vec::new(),
             own,
             port: PortInUse { device: None, spot, moves: 0, connects_only: false, watch },
-            upkeep: Upkeep { recovery, tend_at: 0, judge: false, untold: None, why: String::new() },
+            upkeep: Upkeep::new(recovery),
             pace: SocketPace::default(),
             counts: RdmaCounts::default(),
         })
@@ -593,7 +603,8 @@ impl Rdma {
     }
 
     fn sleep(&mut self) -> bool {
-        self.link.as_mut().is_none_or(UdLink::sleep)
+        let watch = &self.port.watch;
+        self.link.as_mut().is_none_or(|link| link.sleep(watch))
             && self.next.as_mut().is_none_or(|next| next.sleep())
     }
 

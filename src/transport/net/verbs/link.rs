@@ -1,8 +1,9 @@
 //! The UD queue pair of one endpoint, and its address handles.
 
-use super::aside::Aside;
+use super::aside::{Aside, Crew};
 use super::handles::{HandleId, Handles};
 use super::introduction::Place;
+use crate::sys::event::Epoll;
 use crate::sys::packets::Pool;
 use crate::sys::verbs::{Ah, AhSettings, Arrival, Marks, UdCounts, UdPort, flow_label};
 use crate::sys::{Errno, clock};
@@ -265,9 +266,19 @@ impl UdLink {
         self.port.break_queue_pair();
     }
 
-    /// Prepares for sleep on the descriptor. False: something has arrived.
-    pub(super) fn sleep(&mut self) -> bool {
-        self.port.sleep()
+    /// Prepares for sleep on the descriptors in `watch`. False: something has arrived, or a handle was made.
+    pub(super) fn sleep(&mut self, watch: &Epoll) -> bool {
+        self.aside.as_mut().is_none_or(|aside| aside.sleep(watch)) && self.port.sleep()
+    }
+
+    /// Ends, and leaves `watch`. Returns the threads that may still be at work.
+    pub(super) fn close(self, watch: &Epoll) -> Option<Crew> {
+        watch.remove(self.fd());
+        let Self { aside, .. } = self;
+        aside.map(|aside| {
+            watch.remove(aside.fd());
+            aside.stop()
+        })
     }
 
     /// The same for a thread that sleeps already.

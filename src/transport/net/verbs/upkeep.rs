@@ -154,8 +154,8 @@ impl Rdma {
         let name = self.port.device.as_ref().map_or("", |device| device.name());
         log::limited!("{}: {name} is left ({why}): data goes over UDP", self.own.me);
         if let Some(link) = self.link.take() {
-            self.port.watch.remove(link.fd());
             self.counts.datagrams = self.counts.datagrams.plus(link.counts());
+            link.close(&self.port.watch).into_iter().for_each(|crew| self.upkeep.leaving.add(crew));
         }
         self.place = self.place.gone();
         self.upkeep.recovery.broke(now);

@@ -35,7 +35,7 @@ use crate::transport::{
 };
 use exposed::Exposed;
 use link::{Device, Event, Link, Posted, QueuePair, Region, conclude, register, tell_broken};
-use probes::Probes;
+use probes::{Probes, Probing};
 use staging::Staging;
 use std::os::fd::BorrowedFd;
 
@@ -83,7 +83,7 @@ struct Rc<D: Device> {
     /// Persistent registrations by address, and their bytes.
     residents: NumberMap<u64, (usize, D::Region)>,
     device: Option<D>,
-    probes: Option<Probes>,
+    probes: Probing,
     opener: Opener<D>,
     /// How often it could not be opened, or failed, and until when it is not tried.
     trouble: Failures,
@@ -124,7 +124,7 @@ impl<D: Device> Rc<D> {
             staging: None,
             residents: NumberMap::default(),
             device: None,
-            probes: None,
+            probes: Probing::default(),
             opener,
             trouble: Failures::default(),
             epoll: Epoll::new()?,
@@ -155,7 +155,8 @@ impl<D: Device> Rc<D> {
         }
         let opened = (self.opener)().and_then(|device| {
             self.epoll.add(device.fd(), 0)?;
-            self.probes = device.probes().filter(|probes| self.epoll.add(probes.fd(), 0).is_ok());
+            self.probes.now =
+                device.probes().filter(|probes| self.epoll.add(probes.fd(), 0).is_ok());
             Ok(device)
         });
         match opened {
@@ -361,9 +362,10 @@ impl<D: Device> Rc<D> {
             staging.forget_lease();
         }
         self.residents.clear();
-        if let Some(probes) = self.probes.take() {
+        if let Some(probes) = self.probes.now.take() {
             self.epoll.remove(probes.fd());
             probes.requests().for_each(|(peer, id)| self.connections.refuse(peer, id));
+            self.probes.earlier.add(probes.stop());
         }
         if let Some(device) = self.device.take() {
             self.epoll.remove(device.fd());
@@ -462,19 +464,21 @@ impl<D: Device> Side for Rc<D> {
 impl<D: Device> Rc<D> {
     fn reaches(&self, to: &End, now: u64) -> bool {
         self.device.as_ref().is_some_and(|device| device.reaches(to))
-            && !self.probes.as_ref().is_some_and(|probes| probes.refuses(to, now))
+            && !self.probes.now.as_ref().is_some_and(|probes| probes.refuses(to, now))
     }
 
     /// Whether a message waits until its sender's port is known.
     fn holds(&mut self, peer: PeerId, message: &Message, now: u64) -> bool {
         let opened = !matches!(message, Message::Ask(..)) || self.device(now).is_ok();
-        opened && self.probes.as_mut().is_some_and(|probes| probes.hold(peer, message, now))
+        opened && self.probes.now.as_mut().is_some_and(|probes| probes.hold(peer, message, now))
     }
 
     /// Goes on with messages whose senders' ports are known now.
     #[cold]
     fn take_settled(&mut self, now: u64, sink: &mut dyn BulkSink) {
-        let Some(settled) = self.probes.as_mut().map(|probes| probes.settled(now)) else { return };
+        let Some(settled) = self.probes.now.as_mut().map(|probes| probes.settled(now)) else {
+            return;
+        };
         self.settle(now, sink);
         for (peer, message) in settled {
             self.on_message(peer, &message, now, &mut |peer| sink.on_lost(peer));
@@ -732,7 +736,10 @@ impl<D: Device> Bulk for Rc<D> {
             self.stop_doomed(now, sink);
             self.retire(peer);
         }
-        self.probes.iter_mut().for_each(|probes| probes.forget(peer));
+        // The peer may ask again at once.
+        if let Some(asked) = self.probes.now.as_mut().and_then(|probes| probes.forget(peer)) {
+            self.connections.turn_away(peer, asked);
+        }
     }
 
     fn next_control(&mut self) -> Option<(PeerId, Control)> {
@@ -745,7 +752,7 @@ impl<D: Device> Bulk for Rc<D> {
             || self.lent.len() > 0
             || self.connections.has_news()
             || self.armed
-            || self.probes.as_ref().is_some_and(Probes::is_asking)
+            || self.probes.now.as_ref().is_some_and(Probes::is_asking)
             || self.device.as_ref().is_some_and(|device| self.exposed.has_changed(device))
     }
 
@@ -757,7 +764,7 @@ impl<D: Device> Bulk for Rc<D> {
 
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize {
         self.armed = false;
-        if self.probes.as_ref().is_some_and(Probes::is_asking) {
+        if self.probes.now.as_ref().is_some_and(Probes::is_asking) {
             self.take_settled(now, sink);
         }
         if !self.waiting.is_empty() {
@@ -797,7 +804,7 @@ impl<D: Device> Bulk for Rc<D> {
             self.stop_doomed(now, sink);
         }
         self.erase(peer);
-        self.probes.iter_mut().for_each(|probes| probes.forget(peer));
+        self.probes.now.as_mut().and_then(|probes| probes.forget(peer));
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -808,7 +815,7 @@ impl<D: Device> Bulk for Rc<D> {
         if self.connections.has_news() {
             return false;
         }
-        self.probes.iter().for_each(Probes::silence);
+        self.probes.now.iter().for_each(Probes::silence);
         let Some(device) = &mut self.device else { return true };
         if self.writes == 0 && self.lent.len() == 0 {
             device.silence();

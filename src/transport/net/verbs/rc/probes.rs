@@ -9,7 +9,7 @@ use crate::sys::Errno;
 use crate::sys::numbers::NumberMap;
 use crate::transport::PeerId;
 use crate::transport::net::agreement::message::{End, Message};
-use crate::transport::net::verbs::aside::Aside;
+use crate::transport::net::verbs::aside::{Aside, Crew, Leaving};
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 
@@ -29,9 +29,18 @@ pub(super) struct Probes {
     waiting: NumberMap<PeerId, Message>,
 }
 
+/// The probes of the device, if it needs them, and the threads of those of earlier devices.
+#[derive(Default)]
+pub(super) struct Probing {
+    pub(super) now: Option<Probes>,
+    pub(super) earlier: Leaving,
+}
+
 impl Probes {
     /// `probe` says whether a port can be reached, and may take long. Errors: those of [`Aside::start`].
-    pub(super) fn start(probe: impl FnMut(&End) -> bool + Send + 'static) -> Result<Self, Errno> {
+    pub(super) fn start(
+        probe: impl Fn(&End) -> bool + Send + Sync + 'static,
+    ) -> Result<Self, Errno> {
         let aside = Aside::start(probe)?;
         Ok(Self { aside, known: HashMap::new(), waiting: NumberMap::default() })
     }
@@ -92,9 +101,17 @@ impl Probes {
         }
     }
 
-    /// Takes what waits of `peer`.
-    pub(super) fn forget(&mut self, peer: PeerId) {
-        self.waiting.remove(&peer);
+    /// Takes what waits of `peer`. Returns the number of the connection, if it asked for one.
+    pub(super) fn forget(&mut self, peer: PeerId) -> Option<u32> {
+        match self.waiting.remove(&peer)? {
+            Message::Ask(id, _) => Some(id),
+            _ => None,
+        }
+    }
+
+    /// The device has ended: nothing is asked any more.
+    pub(super) fn stop(self) -> Crew {
+        self.aside.stop()
     }
 
     /// The requests that wait, and their peers.
@@ -134,6 +151,7 @@ impl Probes {
 mod tests {
     use super::*;
     use crate::transport::net::network::Network;
+    use std::sync::Mutex;
     use std::sync::mpsc::{Sender, channel};
 
     fn end(byte: u8) -> End {
@@ -148,7 +166,9 @@ mod tests {
     /// Answers as often as the sender says: port 1 can be reached.
     fn probes() -> (Probes, Sender<()>) {
         let (go, wait) = channel();
-        (Probes::start(move |end| wait.recv().is_ok() && end.gid[0] == 1).unwrap(), go)
+        let wait = Mutex::new(wait);
+        let probe = move |end: &End| wait.lock().unwrap().recv().is_ok() && end.gid[0] == 1;
+        (Probes::start(probe).unwrap(), go)
     }
 
     /// Waits for an answer, and returns what need not wait any more.

@@ -58,6 +58,8 @@ struct Fabric {
     few: bool,
     /// Devices have to ask the network for ports, and it has not answered yet.
     unknown: bool,
+    /// How often a thread has begun to find out, and has.
+    finding: (usize, usize),
     /// The network carries a write for as long as its target exists: just before that ends, all of them arrive.
     prompt: bool,
 }
@@ -266,12 +268,13 @@ impl Device for FakeDevice {
     }
     fn probes(&self) -> Option<Probes> {
         let fabric = self.fabric.clone();
-        let unknown = move || fabric.lock().unwrap().unknown;
         let answer = move |_: &End| {
+            fabric.lock().unwrap().finding.0 += 1;
             let end = Instant::now() + crate::patience::seconds(10);
-            while unknown() && Instant::now() < end {
+            while fabric.lock().unwrap().unknown && Instant::now() < end {
                 std::thread::sleep(Duration::from_millis(1));
             }
+            fabric.lock().unwrap().finding.1 += 1;
             true
         };
         self.fabric.lock().unwrap().unknown.then(|| Probes::start(answer).unwrap())
@@ -636,11 +639,25 @@ fn what_has_ended_or_departed_waits_for_no_port() {
 #[test]
 fn a_device_that_ends_refuses_what_waits_for_a_port() {
     let mut world = asking();
+    while world.fabric.lock().unwrap().finding == (0, 0) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     world.with(1, |bulk, now, told| bulk.renew(0, now, told));
+    assert_eq!(world.fabric.lock().unwrap().finding, (1, 0), "it does not wait for the thread");
     world.fabric.lock().unwrap().unknown = false;
     world.poll(1);
     world.settle();
     assert_eq!(world.prepare(0, 1), Prepared::No);
+}
+
+#[test]
+fn whoever_asked_hears_that_the_peer_has_left() {
+    let mut world = asking();
+    world.with(1, |bulk, now, told| bulk.leave(PeerId(0), now, told));
+    world.settle();
+    assert!(world.nodes[0].bulk.connections.get(PeerId(1)).is_none());
+    assert_eq!(world.prepare(0, 1), Prepared::Later, "it asks again");
+    world.fabric.lock().unwrap().unknown = false;
 }
 
 #[test]
