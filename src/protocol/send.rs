@@ -119,7 +119,7 @@ impl<I: Iface> Engine<I> {
     #[inline(never)]
     fn send_any(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
         self.core.stirred = true;
-        let shut = op.fence && !self.is_fence_open(op.peer);
+        let shut = op.fence && !self.passes_fence(op.peer);
         if shut || self.core.peers.of(op.peer).is_some_and(|peer| peer.deferred() > 0) {
             return self.defer(op, host);
         }
@@ -347,7 +347,7 @@ impl<I: Iface> Engine<I> {
         for _ in 0..self.core.sends.deferred.len() {
             let Some(deferred) = self.core.sends.deferred.pop_front() else { break };
             let Deferred { peer, fence, what } = deferred;
-            let shut = blocked.contains(&peer) || (fence && !self.is_fence_open(peer));
+            let shut = blocked.contains(&peer) || (fence && !self.passes_fence(peer));
             let started = match what {
                 _ if shut => None,
                 What::Access(access) => self.start_access(peer, access, host),

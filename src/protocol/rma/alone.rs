@@ -199,12 +199,18 @@ impl<I: Iface> Engine<I> {
         }
     }
 
-    /// Whether everything before a fence has completed, and all direct writes are in the target's memory.
-    pub(in crate::protocol) fn is_fence_open(&mut self, peer: PeerId) -> bool {
+    /// Whether everything before a fence has completed, and all direct writes are in the target's memory. Then an operation
+    /// passes the fence. Messages before it need not have arrived: many have no answer. So no operation is direct until
+    /// the peer has answered one that was sent behind the fence (PROTOCOL.md §4.18).
+    pub(in crate::protocol) fn passes_fence(&mut self, peer: PeerId) -> bool {
         self.flush_alone(peer);
-        let channel = self.core.rma.channels.get(peer.index());
-        channel.is_none_or(|channel| channel.unflushed.is_none())
-            && self.core.peers.of(peer).is_none_or(|peer| peer.outstanding == 0)
+        let outstanding = self.core.peers.of(peer).is_some_and(|peer| peer.outstanding > 0);
+        let Some(channel) = self.core.rma.channels.get_mut(peer.index()) else {
+            return !outstanding;
+        };
+        let open = channel.unflushed.is_none() && !outstanding;
+        channel.unsure |= open;
+        open
     }
 
     /// No flush to the peer is in progress or due.

@@ -94,7 +94,7 @@ impl<I: Iface> Engine<I> {
         if !host.has_room_for_sends(op.report) || core.rma.pending() >= core.limits.tx_max {
             return Err(OpError::Again);
         }
-        let shut = op.fence && !self.is_fence_open(op.peer);
+        let shut = op.fence && !self.passes_fence(op.peer);
         if shut || self.core.peers.of(op.peer).is_some_and(|peer| peer.deferred() > 0) {
             return self.defer_access(op, operands);
         }

@@ -107,7 +107,8 @@ pub(super) struct Channel {
     pub(super) flushing: bool,
     /// The kind of the transport's key of the last of them, which names their lane.
     pub(super) kind: u8,
-    /// That lane was lost, and the target has not answered a later message yet: writes may still be on their way.
+    /// That lane was lost, or a fence was passed, and the target has not answered a later operation yet: direct writes, or
+    /// messages, may still be on their way.
     pub(super) unsure: bool,
     /// Writes of a certain length that were sent as messages since the last direct operation.
     pub(super) short_writes: u32,

@@ -5,7 +5,7 @@ use super::sim::{Reach, Weather};
 use super::sim_window::{Glazing, RAILS};
 use crate::memory::keys::Right;
 use crate::memory::keys::Right::{Read, Write};
-use crate::protocol::{Direction, Limits, RmaOp, SendOp};
+use crate::protocol::{Direction, Limits, ReceiveOp, RmaOp, SendOp};
 use crate::transport::{Departure, Prepared};
 
 pub(super) const KEY: u64 = 42;
@@ -343,6 +343,7 @@ fn what_was_written_is_in_memory_before_a_message_says_so() {
         assert!(region.0 == Memory::pattern(seed, LEN).0, "{seed}: {by_send}, {delivered}");
         world.settle();
         assert!(ended(&mut world).len() + world.sends(0).len() == 1);
+        acquaint(&mut world); // an answer: the next operation need not go by messages for the fence
     }
     world.assert_empty();
 }
@@ -371,6 +372,58 @@ fn a_fence_opens_with_the_last_direct_operation_before_it() {
     assert!(region.0 == from.0 && sink.0 == small.0);
     assert_eq!((world.sends(0).len(), world.receives(1).len()), (1, 1));
     world.assert_empty();
+}
+
+/// A message that was sent before a fence is not overtaken by a direct operation behind it, though the message is
+/// complete, and has no answer.
+#[test]
+fn a_direct_operation_behind_a_fence_does_not_overtake_messages() {
+    for (by_device, right, fenced_message) in
+        (0..8).map(|n| (n & 1 > 0, BOTH[n >> 1 & 1], n & 4 > 0))
+    {
+        let mut world =
+            if by_device { distant(Glazing::none()) } else { world(Reach::On, Reach::On) };
+        let mut region = Memory::zeroed(LEN);
+        world.register(1, KEY, &mut region, &BOTH);
+        if by_device {
+            introduce(&mut world)
+        } else {
+            acquaint(&mut world)
+        }
+        world.settle();
+        let peer = world.peer(0, 1);
+        // The message goes into bytes that the operation accesses too.
+        let sink = ReceiveOp {
+            segments: lend(&mut region.0[..8], &[]),
+            ..receive_op(&mut Memory::zeroed(0), 1)
+        };
+        world.receive(1, &sink).unwrap();
+        let (mut message, mut empty) = (Memory::pattern(77, 8), Memory::zeroed(0));
+        world.send(0, &send_op(peer, &mut message, 2)).unwrap();
+        if fenced_message {
+            world.send(0, &SendOp { fence: true, ..send_op(peer, &mut empty, 3) }).unwrap();
+        }
+        let mut local = Memory::pattern(9, LEN);
+        let op = RmaOp { fence: !fenced_message, ..rma_op(peer, right, &mut local, KEY, 4) };
+        world.access(0, &op).unwrap();
+        (0..200).for_each(|_| world.progress(0));
+        assert!(ended(&mut world).is_empty(), "the target has not looked yet");
+        if fenced_message {
+            world.receive(1, &receive_op(&mut empty, 5)).unwrap();
+        }
+        world.settle();
+        assert!(ended(&mut world)[0].is_ok());
+        let seen = if right == Write { &region.0 } else { &local.0 };
+        let first = if right == Write { &local.0[..8] } else { &message.0[..] };
+        assert!(seen[..8] == *first, "by device: {by_device}, {right:?}, {fenced_message}");
+        world.accesses(1);
+        // The answer ends it.
+        world.access(0, &rma_op(peer, Write, &mut local, KEY, 6)).unwrap();
+        world.settle();
+        assert!(ended(&mut world)[0].is_ok() && world.accesses(1).is_empty());
+        assert!(world.sends(0).iter().chain(&world.receives(1)).all(Result::is_ok));
+        world.assert_empty();
+    }
 }
 
 #[test]
