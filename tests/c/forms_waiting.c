@@ -337,6 +337,45 @@ static void fence_asleep(struct side *me)
 	free(buffer);
 }
 
+/* Six long messages one after the other. Returns how long that takes, seconds. */
+static double six_long_ones(struct side *me, char *buffer, size_t len, waiter wait)
+{
+	double begun = now();
+
+	for (int i = 0; i < 6; i++) {
+		if (me->rank == 0) {
+			POST(me, fi_send(me->ep, buffer, len, NULL, me->peer, NULL));
+			wait(me, me->tx);
+		} else {
+			POST(me, fi_recv(me->ep, buffer, len, NULL, FI_ADDR_UNSPEC, NULL));
+			SAME(wait(me, me->rx).len, len);
+		}
+	}
+	barrier(me);
+	return now() - begun;
+}
+
+static struct fi_cq_tagged_entry by_polling(struct side *me, struct fid_cq *cq)
+{
+	(void)me;
+	return completion(cq);
+}
+
+/* A sender that sleeps goes on while it has room: in steps of half a second the messages would take twelve seconds. */
+static void long_asleep(struct side *me)
+{
+	const size_t len = slow ? 4 << 20 : 32 << 20;
+	char *buffer = need(len);
+
+	side_begin(me, &(struct setup){ .wait_obj = FI_WAIT_FD });
+	double awake = six_long_ones(me, buffer, len, by_polling), asleep = six_long_ones(me, buffer, len, by_sread);
+
+	if (asleep > 2 + 3 * awake)
+		FAIL("%.1f s, and %.1f s where nobody sleeps", asleep, awake);
+	side_end(me);
+	free(buffer);
+}
+
 static void poll_set(struct side *me)
 {
 	struct fi_poll_attr attr = { 0 };
@@ -1029,6 +1068,7 @@ const struct group waiting_groups[] = {
 	{ "condition", condition },
 	{ "sread-ends", sread_ends },
 	{ "fence-asleep", fence_asleep },
+	{ "long-asleep", long_asleep },
 	{ "poll-set", poll_set },
 	{ "wait-set", wait_set },
 	{ "automatic-progress", automatic },
