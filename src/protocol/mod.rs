@@ -85,16 +85,30 @@ pub(crate) struct Report(u16);
 
 impl Report {
     const ENTRY: u16 = 1 << 8;
+    const LOOK: u16 = 1 << 9;
 
     #[inline]
     pub(crate) const fn new(entry: bool, context: u8) -> Self {
         Self((entry as u16) << 8 | context as u16)
     }
 
-    /// The application wants a completion entry. Counters count in any case.
+    /// The same for a call that only looks for a message (FI_PEEK): its result is an entry in any case, and no counter
+    /// counts it (fi_tagged.3).
+    #[inline]
+    pub(crate) const fn of_look(self) -> Self {
+        Self(self.0 | Self::ENTRY | Self::LOOK)
+    }
+
+    /// The application wants a completion entry.
     #[inline]
     pub(crate) const fn entry(self) -> bool {
         self.0 & Self::ENTRY != 0
+    }
+
+    /// Counters count the operation.
+    #[inline]
+    pub(crate) const fn counts(self) -> bool {
+        self.0 & Self::LOOK == 0
     }
 
     /// The transmit or receive context that the operation was started on. An ordinary endpoint has only number 0.

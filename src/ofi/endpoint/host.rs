@@ -127,7 +127,7 @@ impl EndpointHost<'_> {
             // SAFETY: the guard belongs to the domain of queue and endpoint; one short step.
             unsafe { binding.queue.state.get(self.guard) }.push(entry);
         }
-        if let Some(counter) = counter {
+        if let Some(counter) = counter.filter(|_| c.report.counts()) {
             counter.count(self.guard);
         }
     }
@@ -200,7 +200,7 @@ impl Host for EndpointHost<'_> {
                 f.overflow,
             );
         }
-        if let Some(counter) = counter {
+        if let Some(counter) = counter.filter(|_| f.completion.report.counts()) {
             counter.count_error(self.guard);
         }
     }

@@ -729,7 +729,10 @@ impl Special {
         let mut host = ep.host(guard);
         let engine = ep.engine(guard).ok_or(FI_EOPBADSTATE)?;
         match self {
-            Self::Peek(action) => engine.peek(op, action, &mut host),
+            Self::Peek(action) => {
+                let op = ReceiveOp { report: op.report.of_look(), ..*op };
+                engine.peek(&op, action, &mut host)
+            }
             Self::Claimed { discard } => engine.receive_claimed(op, discard, &mut host),
         }
         .map_err(error_number)
