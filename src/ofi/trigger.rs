@@ -138,6 +138,8 @@ type Pool = (*const dyn Progress, Report, bool);
 #[derive(Debug)]
 struct Started {
     endpoint: *const dyn Progress,
+    /// It is a receive.
+    receives: bool,
     counter: Option<Arc<dyn Count>>,
     account: Account,
 }
@@ -318,6 +320,7 @@ impl Triggers {
             Owner::Deferred { counter, account, .. } => {
                 let record = Box::new(Started {
                     endpoint: *endpoint,
+                    receives: work.receives(),
                     counter: counter.clone(),
                     account: *account,
                 });
@@ -395,8 +398,8 @@ impl Triggers {
         found.map_or(Cancel::Unknown, |(key, _)| Cancel::Started(*key))
     }
 
-    /// Forgets the operations of a context that is closed, which have not been started: its receives, or what it
-    /// initiates.
+    /// Forgets the operations of a context that is closed: its receives, also those that are posted, which end without a
+    /// report; or what it would have initiated.
     pub(super) fn forget_context(
         &self,
         endpoint: *const dyn Progress,
@@ -406,6 +409,11 @@ impl Triggers {
         drop(self.take(guard, |work| {
             work.is_of(endpoint) && work.context() == context && work.receives() == receives
         }));
+        // A context that sends closes when nothing of it pends.
+        self.lists(guard).started.retain(|_, started| {
+            let of_it = started.account.report.context() == context && started.receives;
+            !(receives && of_it && addr_eq(started.endpoint, endpoint))
+        });
     }
 
     /// Forgets the operations of an endpoint that is closed, as its posted receives are dropped.

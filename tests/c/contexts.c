@@ -1263,6 +1263,33 @@ static void what_waits_goes_with_its_context(void)
 	close_scalable(&a);
 }
 
+/* A deferred receive that is posted goes without a report, and keeps neither its counter nor one of a later context. */
+static void what_is_posted_goes_with_its_context(void)
+{
+	struct scalable a;
+	struct fid_cntr *start, *came;
+
+	open_scalable(&a);
+	OK(fi_cntr_open(a.domain.domain, &(struct fi_cntr_attr){ 0 }, &start, NULL));
+	for (int i = 0; i < 2; i++) {
+		struct iovec to = { incoming, 8 };
+		struct fi_op_msg op = { .ep = a.rx[0], .msg = { .msg_iov = &to, .iov_count = 1, .addr = FI_ADDR_UNSPEC } };
+		struct fi_deferred_work work = { .triggering_cntr = start, .op_type = FI_OP_RECV, .op.msg = &op };
+
+		OK(fi_cntr_open(a.domain.domain, &(struct fi_cntr_attr){ 0 }, &came, NULL));
+		work.completion_cntr = came;
+		OK(fi_control(&a.domain.domain->fid, FI_QUEUE_WORK, &work));
+		poll_only(a.cq[COUNT], a.cq[0]);
+		OK(fi_close(&a.rx[0]->fid));
+		SAME(fi_cntr_read(came), 0);
+		OK(fi_close(&came->fid));
+		open_receive(&a, 0);
+	}
+	empty(a.cq, 2 * COUNT);
+	OK(fi_close(&start->fid));
+	close_scalable(&a);
+}
+
 /* What is due at a context whose queue is full waits alone: other contexts start what is due there, for the same peer too. */
 static void a_full_queue_holds_up_its_context_alone(void)
 {
@@ -1557,6 +1584,7 @@ static const struct {
 	{ "contexts come and go", contexts_come_and_go },
 	{ "a context that is not closed keeps its receives", a_context_that_is_not_closed_keeps_its_receives },
 	{ "what waits goes with its context", what_waits_goes_with_its_context },
+	{ "what is posted goes with its context", what_is_posted_goes_with_its_context },
 	{ "a full queue holds up its context alone", a_full_queue_holds_up_its_context_alone },
 	{ "only a receive context cancels its receives", only_a_receive_context_cancels_its_receives },
 	{ "targets need no queue", targets_need_no_queue },
