@@ -130,9 +130,12 @@ fn probe(device: &OpenDevice, settings: RcSettings, to: &End) -> bool {
     connected.err().is_none_or(|errno| !silent.contains(&errno.0))
 }
 
-/// Registered memory, for a request or a remote buffer.
+/// Registered memory, for a request, a remote buffer, or direct RMA by peers.
 enum Held {
     Host(Lease<Registrar>),
+    /// Open to direct RMA: a registration of exactly that.
+    Exposed(Box<(Registration, Vigil<Registrar>)>),
+    /// The application closes a region before it frees its memory. Without `flush` if peers may only read it.
     Gpu(gpu::Registered),
 }
 
@@ -140,42 +143,13 @@ impl Held {
     fn registration(&self) -> &Registration {
         match self {
             Self::Host(lease) => lease.handle(),
+            Self::Exposed(exposed) => &exposed.0,
             Self::Gpu(gpu) => &gpu.registration,
         }
     }
 }
 
 impl Region for Held {
-    fn lkey(&self) -> u32 {
-        self.registration().lkey()
-    }
-
-    fn rkey(&self) -> u32 {
-        self.registration().rkey()
-    }
-
-    fn flush(&self) -> Option<Flush> {
-        if let Self::Gpu(gpu) = self { gpu.flush } else { None }
-    }
-}
-
-/// Memory open to direct RMA by peers: a registration of exactly that.
-enum Shown {
-    Host(Registration, Vigil<Registrar>),
-    /// The application closes a region before it frees its memory. Without `flush` if peers may only read it.
-    Gpu(gpu::Registered),
-}
-
-impl Shown {
-    fn registration(&self) -> &Registration {
-        match self {
-            Self::Host(registration, _) => registration,
-            Self::Gpu(gpu) => &gpu.registration,
-        }
-    }
-}
-
-impl Region for Shown {
     fn lkey(&self) -> u32 {
         self.registration().lkey()
     }
@@ -290,7 +264,6 @@ fn one(part: &SegmentList) -> Result<(u64, usize, bool), Errno> {
 
 impl Device for Port {
     type Region = Held;
-    type Exposed = Shown;
     type Qp = RcQp<Kept<Held>>;
 
     fn connection(&mut self) -> Result<Self::Qp, Errno> {
@@ -346,29 +319,31 @@ impl Device for Port {
         self.lease(part, Access::REMOTE_READ)
     }
 
-    fn expose(&self, part: &SegmentList, (reads, writes): (bool, bool)) -> Result<Shown, Errno> {
+    fn expose(&self, part: &SegmentList, (reads, writes): (bool, bool)) -> Result<Held, Errno> {
         let permission = Permission::Exposed { reads, writes };
         let (addr, len, of_gpu) = one(part)?;
         if of_gpu {
             let made = self.gpus()?.exact(addr, len, permission)?;
             let flush = made.flush.filter(|_| writes);
-            return Ok(Shown::Gpu(gpu::Registered { flush, ..made }));
+            return Ok(Held::Gpu(gpu::Registered { flush, ..made }));
         }
         let at = addr as usize;
         // The watch begins before the registration, so that no change is missed.
         let vigil = self.memory.watch_over(at, len).ok_or(Errno(libc::EOPNOTSUPP))?;
         let register = || self.memory.registrar().register(at, len, permission);
         let registration = self.memory.beside(len, register)?;
-        let shown = Shown::Host(registration, vigil);
-        if self.is_sound(&shown) { Ok(shown) } else { Err(Errno(libc::EAGAIN)) }
+        if !vigil.is_sound() {
+            return Err(Errno(libc::EAGAIN));
+        }
+        Ok(Held::Exposed(Box::new((registration, vigil))))
     }
 
     fn exposes(&self) -> usize {
         self.memory.limit()
     }
 
-    fn is_sound(&self, exposed: &Shown) -> bool {
-        if let Shown::Host(_, vigil) = exposed { vigil.is_sound() } else { true }
+    fn is_sound(&self, exposed: &Held) -> bool {
+        if let Held::Exposed(exposed) = exposed { exposed.1.is_sound() } else { true }
     }
 
     fn changes(&self) -> u64 {

@@ -26,7 +26,7 @@ struct Range<D: Device> {
     /// Bytes of it that are locked in the host's memory.
     locked: usize,
     rights: (bool, bool),
-    registration: D::Exposed,
+    registration: D::Region,
     /// How many keys of it each peer has.
     peers: NumberMap<PeerId, u32>,
 }

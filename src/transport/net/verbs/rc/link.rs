@@ -101,9 +101,8 @@ pub(super) trait QueuePair<R>: Send {
 
 /// The interface to a device.
 pub(super) trait Device: Send {
+    /// Registered memory. Direct RMA by peers ends when it is dropped.
     type Region: Region;
-    /// Memory for direct RMA by peers, which ends when this is dropped.
-    type Exposed: Region;
     type Qp: QueuePair<Self::Region>;
     /// A queue pair that is not connected. Errors: EAGAIN (the limit is reached), ENOMEM, the driver's.
     fn connection(&mut self) -> Result<Self::Qp, Errno>;
@@ -134,11 +133,11 @@ pub(super) trait Device: Send {
     fn offer(&self, part: &SegmentList) -> Result<Self::Region, Errno>;
     /// Lets peers read, or write, exactly the one segment of `part`. Errors: EAGAIN (it is just changing), others (this
     /// memory cannot be registered, or changes of its mapping would go unnoticed).
-    fn expose(&self, part: &SegmentList, rights: (bool, bool)) -> Result<Self::Exposed, Errno>;
+    fn expose(&self, part: &SegmentList, rights: (bool, bool)) -> Result<Self::Region, Errno>;
     /// Most bytes of the host's memory that may be open to direct RMA at the same time: they are locked.
     fn exposes(&self) -> usize;
     /// Whether its addresses still map to the same memory.
-    fn is_sound(&self, exposed: &Self::Exposed) -> bool;
+    fn is_sound(&self, exposed: &Self::Region) -> bool;
     /// Counts changes of mappings that may concern memory open to direct RMA.
     fn changes(&self) -> u64;
     /// Whether peers can read such memory, and this endpoint theirs.

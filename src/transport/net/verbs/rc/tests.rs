@@ -240,7 +240,6 @@ struct FakeDevice {
 
 impl Device for FakeDevice {
     type Region = FakeRegion;
-    type Exposed = FakeRegion;
     type Qp = FakeQp;
     fn connection(&mut self) -> Result<FakeQp, Errno> {
         let mut fabric = self.fabric.lock().unwrap();
