@@ -29,6 +29,7 @@ pub(crate) mod numbers;
 pub(crate) mod order;
 pub(crate) mod output;
 pub(crate) mod packets;
+mod pages;
 pub(crate) mod per_process;
 pub(crate) mod presence;
 pub(crate) mod private_file;

@@ -7,8 +7,8 @@
 //! the device may send a mix of the old and the new header, which the receiver drops because its tag is wrong.
 
 use super::errno::Result;
+use super::pages::Pages;
 use super::simd;
-use super::verbs::Mapping;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -25,7 +25,7 @@ const LINE: usize = 64;
 /// Buffers of one size, in memory that one device reads. A buffer that was cut off never returns to the pool: the owner
 /// of a [`Buffer`] keeps it for its next packet.
 pub(crate) struct Pool {
-    memory: Mapping,
+    memory: Pages,
     each: usize,
     /// Bytes cut off so far, from the beginning.
     cut: AtomicUsize,
@@ -45,7 +45,7 @@ impl Pool {
     /// A pool of buffers of `each` bytes. Error: ENOMEM.
     pub(crate) fn new(each: usize) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            memory: Mapping::new(PARTS * PART)?,
+            memory: Pages::anonymous(PARTS * PART)?,
             each,
             cut: AtomicUsize::new(0),
             posted: AtomicU64::new(0),

@@ -259,21 +259,7 @@ impl SharedMemory {
 
     fn map(fd: BorrowedFd<'_>, offset: usize, len: usize) -> Result<Self> {
         let offset = libc::off_t::try_from(offset).map_err(|_| Errno(libc::EINVAL))?;
-        // SAFETY: a new shared mapping at an address of the kernel's choice.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                fd.as_raw_fd(),
-                offset,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(Errno::last());
-        }
-        let base = NonNull::new(base.cast()).ok_or(Errno(libc::ENOMEM))?;
+        let base = super::pages::map(len, libc::MAP_SHARED, Some((fd, offset)))?;
         Ok(Self { base, mapped: len, len, whole: AtomicPtr::new(base.as_ptr()) })
     }
 

@@ -2,14 +2,14 @@
 //! memory it lasts until the driver has staged the bytes (CUDA's API reference, "API synchronization behavior").
 
 use super::driver::{Context, Cuda, Registering, done};
-use crate::sys::verbs::Mapping;
+use crate::sys::pages::Pages;
 use crate::sys::{Errno, process};
 
 /// Memory of the provider, registered with the driver where that takes it.
 #[derive(Debug)]
 pub(crate) struct HostMemory {
     /// `None`: it was given up, because the driver may still have it.
-    memory: Option<Mapping>,
+    memory: Option<Pages>,
     registered: Option<Context>,
     home: process::Home,
 }
@@ -17,7 +17,7 @@ pub(crate) struct HostMemory {
 impl HostMemory {
     /// `len` bytes, which no driver knows. Errors: ENOMEM.
     pub(crate) fn pageable(len: usize) -> Result<Self, Errno> {
-        let memory = Some(Mapping::new(len)?);
+        let memory = Some(Pages::anonymous(len)?);
         Ok(Self { memory, registered: None, home: process::Home::here() })
     }
 

@@ -3,11 +3,11 @@
 
 use super::abi::*;
 use super::kernel::Kernel;
-use super::mapping::Mapping;
 use super::module::{Found, Module};
 use super::ring::{self, Event, HEADER, Layout, PACKED_65, Ring};
 use super::{Here, Refusal};
 use crate::sys::errno::{Errno, Result};
+use crate::sys::pages::Pages;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -32,7 +32,7 @@ struct User {
     asked: bool,
     attach: Option<Attach>,
     index: u32,
-    ring: Option<Arc<Mapping>>,
+    ring: Option<Arc<Pages>>,
     /// By handle: the node that the connection leads to.
     conns: HashMap<u64, usize>,
     /// So many of its next events are lost.
@@ -570,7 +570,7 @@ impl Kernel for Descriptor {
         self.fabric.state().call(self.user, request, argument)
     }
 
-    fn map(&self, len: usize, _: bool) -> Result<Arc<Mapping>> {
+    fn map(&self, len: usize, _: bool) -> Result<Arc<Pages>> {
         let mut state = self.fabric.state();
         let User { node, ref attach, .. } = state.users[self.user];
         let faults = state.nodes[node].faults.get(&0);
@@ -581,7 +581,7 @@ impl Kernel for Descriptor {
         if len < HEADER + events * state.nodes[node].layout.stride {
             return Err(Errno(libc::EINVAL));
         }
-        let memory = Arc::new(Mapping::new(None, len, false)?);
+        let memory = Arc::new(Pages::anonymous(len)?);
         state.users[self.user].ring = Some(memory.clone());
         Ok(memory)
     }

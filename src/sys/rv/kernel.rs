@@ -1,8 +1,8 @@
 //! The boundary to the module: two system calls on its descriptor. Tests replace it by a double.
 
 use super::abi::{PATH, argument_len};
-use super::mapping::Mapping;
 use crate::sys::errno::{Errno, Result, check};
+use crate::sys::pages::Pages;
 use std::fmt::Debug;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub(super) trait Kernel: Debug + Send + Sync {
     fn ioctl(&self, request: u32, argument: &mut [u8]) -> Result<i32>;
 
     /// mmap(2) of the event ring.
-    fn map(&self, len: usize, locked: bool) -> Result<Arc<Mapping>>;
+    fn map(&self, len: usize, locked: bool) -> Result<Arc<Pages>>;
 }
 
 /// The real module.
@@ -43,8 +43,8 @@ impl Kernel for Device {
         })
     }
 
-    fn map(&self, len: usize, locked: bool) -> Result<Arc<Mapping>> {
-        Mapping::new(Some(self.0.as_fd()), len, locked).map(Arc::new)
+    fn map(&self, len: usize, locked: bool) -> Result<Arc<Pages>> {
+        Pages::of(self.0.as_fd(), len, locked).map(Arc::new)
     }
 }
 

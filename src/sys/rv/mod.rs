@@ -8,7 +8,6 @@
 mod abi;
 mod failure;
 mod kernel;
-mod mapping;
 mod module;
 mod ring;
 

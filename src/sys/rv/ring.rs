@@ -5,8 +5,8 @@
 //! say 64. In a later ABI, the length that the module wants mapped tells which it is.
 
 use super::abi::{EVENTS_MAX, MINOR};
-use super::mapping::Mapping;
 use crate::sys::errno::{Errno, Result};
+use crate::sys::pages::Pages;
 use crate::sys::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -75,7 +75,7 @@ pub(super) fn map<T>(
 /// The reader's end of a ring.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    memory: Arc<Mapping>,
+    memory: Arc<Pages>,
     layout: Layout,
     events: u32,
     /// The next entry to read. The copy in the ring is only for the module: a process that overwrites it
@@ -86,7 +86,7 @@ pub(crate) struct Ring {
 
 impl Ring {
     /// Errors: EINVAL, where the memory is too short for `events`.
-    pub(super) fn new(memory: Arc<Mapping>, events: u32, layout: Layout) -> Result<Self> {
+    pub(super) fn new(memory: Arc<Pages>, events: u32, layout: Layout) -> Result<Self> {
         let enough = memory.len() >= HEADER + events as usize * layout.stride;
         if !enough || !(2..=EVENTS_MAX).contains(&events) {
             return Err(Errno(libc::EINVAL));
@@ -194,7 +194,7 @@ pub(super) mod writer {
 
     /// Like the module: an event that finds the ring full is counted and dropped.
     pub(in crate::sys::rv) fn push(
-        memory: &Mapping,
+        memory: &Pages,
         events: u32,
         layout: Layout,
         event: &Event,
@@ -224,8 +224,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn ring(events: u32, layout: Layout) -> (Ring, Arc<Mapping>) {
-        let memory = Arc::new(Mapping::new(None, mapped_len(events, layout), false).unwrap());
+    fn ring(events: u32, layout: Layout) -> (Ring, Arc<Pages>) {
+        let memory = Arc::new(Pages::anonymous(mapped_len(events, layout)).unwrap());
         (Ring::new(memory.clone(), events, layout).unwrap(), memory)
     }
 
@@ -301,7 +301,7 @@ mod tests {
         // SAFETY: within the mapping, which only these tests use.
         unsafe { memory.base().add(TAIL_AT).cast::<u32>().write(4) };
         assert_eq!(ring.pop(), Err(Errno(libc::EIO)));
-        let short = Arc::new(Mapping::new(None, 4096, false).unwrap());
+        let short = Arc::new(Pages::anonymous(4096).unwrap());
         assert!(Ring::new(short.clone(), 100, PACKED_65).is_err());
         assert!(Ring::new(short, 1, PACKED_65).is_err());
     }

@@ -2,8 +2,8 @@
 
 use super::device::Pd;
 use super::owned::Owned;
-use crate::sys::errno::{Errno, Result};
-use crate::sys::process::{self, Home};
+use crate::sys::errno::Result;
+use crate::sys::pages::Pages;
 use crate::sys::simd;
 use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, ibv_mr};
 use std::ptr::NonNull;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct Slots {
     mr: Owned<ibv_mr>,
-    memory: Mapping,
+    memory: Pages,
     slot: usize,
     _pd: Arc<Pd>,
 }
@@ -25,14 +25,14 @@ impl Slots {
     pub(super) fn new(pd: &Arc<Pd>, count: usize, len: usize) -> Result<Self> {
         // Each slot has cache lines of its own.
         let slot = len.next_multiple_of(64);
-        let memory = Mapping::new(count * slot)?;
+        let memory = Pages::anonymous(count * slot)?;
         let verbs = pd.context.verbs;
         let access = IBV_ACCESS_LOCAL_WRITE as i32;
-        let base = memory.base.as_ptr().cast();
+        let base = memory.base().as_ptr().cast();
         // SAFETY: a live domain and mapping; the region is deregistered before both, by the order of the
         // members.
         let mr = unsafe {
-            Owned::new((verbs.reg_mr)(pd.as_ptr(), base, memory.len, access), verbs.dereg_mr)
+            Owned::new((verbs.reg_mr)(pd.as_ptr(), base, memory.len(), access), verbs.dereg_mr)
         }?;
         Ok(Self { mr, memory, slot, _pd: pd.clone() })
     }
@@ -49,7 +49,7 @@ impl Slots {
     pub(super) fn address(&self, index: usize) -> Option<NonNull<u8>> {
         let at = index.checked_mul(self.slot)?;
         // SAFETY: a whole slot follows within the mapping.
-        (at + self.slot <= self.memory.len).then(|| unsafe { self.memory.base.add(at) })
+        (at + self.slot <= self.memory.len()).then(|| unsafe { self.memory.base().add(at) })
     }
 
     /// The first `len` bytes of a slot that is not posted.
@@ -67,59 +67,5 @@ impl Slots {
         // SAFETY: within the slot, which no device uses now; `from` is other memory.
         unsafe { simd::copy(from.as_ptr(), slot.as_ptr(), from.len()) };
         Some(slot)
-    }
-}
-
-/// Anonymous memory that forked children do not inherit.
-#[derive(Debug)]
-pub(in crate::sys) struct Mapping {
-    base: NonNull<u8>,
-    len: usize,
-    home: Home,
-}
-
-// SAFETY: plain memory; its owner decides which thread accesses it.
-unsafe impl Send for Mapping {}
-// SAFETY: plain memory; its owner decides which thread accesses it.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    /// `len` bytes, all zeroes. Error: ENOMEM.
-    pub(in crate::sys) fn new(len: usize) -> Result<Self> {
-        let len = len.next_multiple_of(process::page_size());
-        // SAFETY: a new private mapping at an address of the kernel's choice.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(Errno::last());
-        }
-        // SAFETY: the mapping made above. It is valid even if the kernel refuses this.
-        unsafe { libc::madvise(base, len, libc::MADV_DONTFORK) };
-        let base = NonNull::new(base.cast()).ok_or(Errno(libc::ENOMEM))?;
-        Ok(Self { base, len, home: Home::here() })
-    }
-
-    /// Its first byte.
-    #[inline]
-    pub(in crate::sys) fn base(&self) -> NonNull<u8> {
-        self.base
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // In a forked child another mapping may be there.
-        if self.home.is_here() {
-            // SAFETY: our own mapping, which is no longer used.
-            unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
-        }
     }
 }

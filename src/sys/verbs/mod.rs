@@ -30,7 +30,6 @@ pub(crate) use events::{About, DeviceEvent};
 pub(crate) use fork::{copies_at_fork, fork_hazard};
 pub(crate) use library::{names, present, shows};
 pub(crate) use marks::{Marks, flow_label};
-pub(in crate::sys) use memory::Mapping;
 pub(crate) use mr::{Permission, Registrar, Registration, prefers_any_order};
 pub(crate) use port::{Gid, GidKind, LinkLayer, Partition, Port};
 pub(crate) use qp::{Ah, AhSettings};
