@@ -34,6 +34,7 @@ mod tests;
 mod thresholds;
 mod traffic;
 mod transmit;
+mod wire;
 
 pub(crate) use collective::{CollectiveOp, What as Collective};
 pub(crate) use limits::{Limits, Standing};

@@ -1,6 +1,7 @@
 //! Active-message headers, PROTOCOL.md §3. All integers are little-endian.
 
 use super::spaces::Space;
+use super::wire::{self, Reader};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::sys::Errno;
 use crate::sys::cma::Range;
@@ -185,46 +186,9 @@ pub(crate) enum Packet {
 }
 
 /// An encoded header.
-pub(crate) struct Encoded {
-    bytes: [u8; MAX_HEADER],
-    len: usize,
-}
+pub(crate) type Encoded = wire::Encoded<MAX_HEADER>;
 
 impl Encoded {
-    #[inline]
-    fn new(kind: u8, flags: u8, count: u8, word: u32) -> Self {
-        Self::for_context(kind, flags, count, 0, word)
-    }
-
-    #[inline]
-    fn for_context(kind: u8, flags: u8, count: u8, rx: u8, word: u32) -> Self {
-        let mut encoded = Self { bytes: [0; MAX_HEADER], len: 0 };
-        encoded.put([kind, flags, count, rx]);
-        encoded.put(word.to_le_bytes());
-        encoded
-    }
-
-    #[inline]
-    fn put<const N: usize>(&mut self, from: [u8; N]) {
-        if let Some(to) = self.bytes.get_mut(self.len..self.len + N) {
-            to.copy_from_slice(&from);
-            self.len += N;
-        }
-    }
-
-    #[inline]
-    fn put_u64(&mut self, value: u64) {
-        self.put(value.to_le_bytes());
-    }
-
-    #[inline]
-    fn with<const N: usize>(mut self, fields: [u64; N]) -> Self {
-        for field in fields {
-            self.put_u64(field);
-        }
-        self
-    }
-
     fn put_envelope(&mut self, envelope: &Envelope) {
         if envelope.tagged {
             self.put_u64(envelope.tag);
@@ -237,10 +201,7 @@ impl Encoded {
     fn put_key(&mut self, key: &RemoteKey) {
         let key = key.as_slice();
         self.put([key.len() as u8]);
-        if let Some(to) = self.bytes.get_mut(self.len..self.len + key.len()) {
-            to.copy_from_slice(key);
-            self.len += key.len();
-        }
+        self.put_slice(key);
     }
 
     fn put_ranges(&mut self, ranges: &Ranges) {
@@ -248,12 +209,6 @@ impl Encoded {
             self.put_u64(range.addr);
             self.put_u64(range.len);
         }
-    }
-
-    /// The encoded bytes.
-    #[inline]
-    pub(crate) fn as_slice(&self) -> &[u8] {
-        self.bytes.get(..self.len).unwrap_or(&[])
     }
 }
 
@@ -387,27 +342,13 @@ impl PieceHeader {
 
 impl From<PieceHeader> for Encoded {
     fn from(header: PieceHeader) -> Self {
-        let mut e = Self { bytes: [0; MAX_HEADER], len: 0 };
+        let mut e = Self::EMPTY;
         e.put(header.0);
         e
     }
 }
 
-struct Reader<'a>(&'a [u8]);
-
 impl Reader<'_> {
-    #[inline]
-    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (head, rest) = self.0.split_first_chunk::<N>()?;
-        self.0 = rest;
-        Some(*head)
-    }
-
-    #[inline]
-    fn u64(&mut self) -> Option<u64> {
-        self.take().map(u64::from_le_bytes)
-    }
-
     #[inline]
     fn envelope(&mut self, flags: u8, rx: u8) -> Option<Envelope> {
         let tagged = flags & TAGGED != 0;
@@ -418,9 +359,7 @@ impl Reader<'_> {
 
     fn key(&mut self) -> Option<RemoteKey> {
         let [len] = self.take()?;
-        let (key, rest) = self.0.split_at_checked(usize::from(len))?;
-        self.0 = rest;
-        RemoteKey::from_slice(key)
+        RemoteKey::from_slice(self.slice(usize::from(len))?)
     }
 
     fn ranges(&mut self, count: u8) -> Option<Ranges> {
@@ -447,11 +386,8 @@ impl Packet {
     pub(crate) fn encode(&self) -> Encoded {
         match self {
             Self::Eager { envelope, ack } => {
-                let EagerHeader { bytes, len } = EagerHeader::new(envelope, *ack);
-                let mut e = Encoded { bytes: [0; MAX_HEADER], len };
-                if let Some(to) = e.bytes.first_chunk_mut() {
-                    *to = bytes;
-                }
+                let mut e = Encoded::EMPTY;
+                e.put_slice(EagerHeader::new(envelope, *ack).as_slice());
                 e
             }
             Self::Rts { envelope, tx, len, pushed, leaves, sees, offer, ranges } => {
@@ -459,7 +395,7 @@ impl Packet {
                 let flags = envelope_flags(envelope) | flag(*pushed > 0, PUSHES);
                 let flags = flags | flag(*leaves, LEAVES) | flag(*sees, SEES);
                 let flags = flags | flag(offer.is_some(), OFFERS);
-                let mut e = Encoded::for_context(RTS, flags, ranges.len as u8, envelope.rx, 0);
+                let mut e = Encoded::new([RTS, flags, ranges.len as u8, envelope.rx], 0);
                 e.put_envelope(envelope);
                 e = e.with([*tx, *len]);
                 if *pushed > 0 {
@@ -474,33 +410,35 @@ impl Packet {
             Self::Cts { tx, rx, len, faulted, ranges } => {
                 let flags = if *faulted { FAULTED } else { 0 };
                 let count = ranges.len as u8;
-                let mut e = Encoded::new(CTS, flags, count, 0).with([*tx, *rx, *len]);
+                let mut e = Encoded::new([CTS, flags, count, 0], 0).with([*tx, *rx, *len]);
                 e.put_ranges(ranges);
                 e
             }
             Self::Resume { tx, rx, from, len } => {
-                Encoded::new(RESUME, 0, 0, 0).with([*tx, *rx, *from, *len])
+                Encoded::new([RESUME, 0, 0, 0], 0).with([*tx, *rx, *from, *len])
             }
             Self::Fragment { rx, offset } => PieceHeader::fragment(*rx, *offset).into(),
             Self::Pushed { tx, offset } => PieceHeader::pushed(*tx, *offset).into(),
-            Self::PutDone { rx } => Encoded::new(PUT_DONE, 0, 0, 0).with([*rx]),
-            Self::Fin { tx, status } => Encoded::new(FIN, 0, 0, *status).with([*tx]),
+            Self::PutDone { rx } => Encoded::new([PUT_DONE, 0, 0, 0], 0).with([*rx]),
+            Self::Fin { tx, status } => Encoded::new([FIN, 0, 0, 0], *status).with([*tx]),
             Self::Window { tx, rx, offset, len, remote } => {
-                let mut e = Encoded::new(WINDOW, 0, 0, 0).with([*tx, *rx, *offset, *len]);
+                let mut e = Encoded::new([WINDOW, 0, 0, 0], 0).with([*tx, *rx, *offset, *len]);
                 e.put_key(remote);
                 e
             }
             Self::Cooperate { tx, offset, share, ranges } => {
-                let e = Encoded::new(COOPERATE, 0, ranges.len as u8, share.unit);
+                let e = Encoded::new([COOPERATE, 0, ranges.len as u8, 0], share.unit);
                 let mut e = e.with([*tx, *offset, share.len]);
                 e.put(share.cell.to_le_bytes());
                 e.put(share.generation.to_le_bytes());
                 e.put_ranges(ranges);
                 e
             }
-            Self::Decline { rx, offset } => Encoded::new(DECLINE, 0, 0, 0).with([*rx, *offset]),
-            Self::Gone { rx } => Encoded::new(GONE, 0, 0, 0).with([*rx]),
-            Self::Fault { rx } => Encoded::new(FAULT, 0, 0, 0).with([*rx]),
+            Self::Decline { rx, offset } => {
+                Encoded::new([DECLINE, 0, 0, 0], 0).with([*rx, *offset])
+            }
+            Self::Gone { rx } => Encoded::new([GONE, 0, 0, 0], 0).with([*rx]),
+            Self::Fault { rx } => Encoded::new([FAULT, 0, 0, 0], 0).with([*rx]),
         }
     }
 

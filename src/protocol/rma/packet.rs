@@ -4,6 +4,7 @@
 use super::ranges::{MAX_RANGES, RemoteRange, RemoteRanges};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::protocol::packet::Ranges;
+use crate::protocol::wire::{self, Reader};
 use crate::sys::cma::Range;
 
 const WRITE: u8 = 16;
@@ -68,52 +69,7 @@ pub(crate) enum RmaPacket {
 }
 
 /// An encoded header.
-pub(crate) struct Encoded {
-    bytes: [u8; HEADER_MAX],
-    len: usize,
-}
-
-impl Encoded {
-    #[inline]
-    fn new(kind: u8, flags: u8, ranges: u8, locals: u8, status: u32) -> Self {
-        let mut encoded = Self { bytes: [0; HEADER_MAX], len: 0 };
-        encoded.put([kind, flags, ranges, locals]);
-        encoded.put(status.to_le_bytes());
-        encoded
-    }
-
-    #[inline]
-    fn put<const N: usize>(&mut self, from: [u8; N]) {
-        if let Some(to) = self.bytes.get_mut(self.len..self.len + N) {
-            to.copy_from_slice(&from);
-            self.len += N;
-        }
-    }
-
-    #[inline]
-    fn with(mut self, value: u64) -> Self {
-        self.put(value.to_le_bytes());
-        self
-    }
-
-    /// The encoded bytes.
-    #[inline]
-    pub(crate) fn as_slice(&self) -> &[u8] {
-        self.bytes.get(..self.len).unwrap_or(&[])
-    }
-}
-
-/// Decodes 8-byte fields from the front.
-struct Fields<'a>(&'a [u8]);
-
-impl Fields<'_> {
-    #[inline]
-    fn next(&mut self) -> Option<u64> {
-        let (head, rest) = self.0.split_first_chunk::<8>()?;
-        self.0 = rest;
-        Some(u64::from_le_bytes(*head))
-    }
-}
+pub(crate) type Encoded = wire::Encoded<HEADER_MAX>;
 
 impl RmaPacket {
     /// Whether a header is one of a one-sided operation.
@@ -129,43 +85,45 @@ impl RmaPacket {
             Self::Write { tx, data, more, ranges, sources } => {
                 let flag = |set: bool, bit: u8| if set { bit } else { 0 };
                 let flags = flag(data.is_some(), DATA) | flag(more.is_some(), MORE);
-                let mut e = Encoded::new(WRITE, flags, ranges, sources, 0).with(tx);
+                let mut e = Encoded::new([WRITE, flags, ranges, sources], 0).with([tx]);
                 for field in [data, more].into_iter().flatten() {
-                    e = e.with(field);
+                    e.put_u64(field);
                 }
                 e
             }
             Self::WriteMore { tx, offset } => {
-                Encoded::new(WRITE_MORE, 0, 0, 0, 0).with(tx).with(offset)
+                Encoded::new([WRITE_MORE, 0, 0, 0], 0).with([tx, offset])
             }
-            Self::Read { tx, ranges, sinks } => Encoded::new(READ, 0, ranges, sinks, 0).with(tx),
+            Self::Read { tx, ranges, sinks } => {
+                Encoded::new([READ, 0, ranges, sinks], 0).with([tx])
+            }
             Self::ReadData { tx, offset, faulted } => {
                 let flags = if faulted { FAULTED } else { 0 };
-                Encoded::new(READ_DATA, flags, 0, 0, 0).with(tx).with(offset)
+                Encoded::new([READ_DATA, flags, 0, 0], 0).with([tx, offset])
             }
-            Self::Done { status } => Encoded::new(DONE, 0, 0, 0, status),
+            Self::Done { status } => Encoded::new([DONE, 0, 0, 0], status),
             Self::Push { tx, faulted } => {
-                Encoded::new(PUSH, if faulted { FAULTED } else { 0 }, 0, 0, 0).with(tx)
+                Encoded::new([PUSH, if faulted { FAULTED } else { 0 }, 0, 0], 0).with([tx])
             }
-            Self::Fault { tx } => Encoded::new(FAULT, 0, 0, 0, 0).with(tx),
+            Self::Fault { tx } => Encoded::new([FAULT, 0, 0, 0], 0).with([tx]),
             Self::Atomic { tx, data, fetches, ranges, op, datatype } => {
                 let flag = |set: bool, bit: u8| if set { bit } else { 0 };
                 let flags = flag(data.is_some(), DATA) | flag(fetches, FETCH);
                 let what = u32::from_le_bytes([op, datatype, 0, 0]);
-                let e = Encoded::new(ATOMIC, flags, ranges, 0, what).with(tx);
+                let e = Encoded::new([ATOMIC, flags, ranges, 0], what).with([tx]);
                 match data {
-                    Some(data) => e.with(data),
+                    Some(data) => e.with([data]),
                     None => e,
                 }
             }
-            Self::Result { tx } => Encoded::new(RESULT, 0, 0, 0, 0).with(tx),
+            Self::Result { tx } => Encoded::new([RESULT, 0, 0, 0], 0).with([tx]),
             Self::Grant { key, base, len, reads, writes, flushes } => {
                 let flag = |set: bool, bit: u8| if set { bit } else { 0 };
                 let flags = flag(reads, READS) | flag(writes, WRITES) | flag(flushes, FLUSHES);
-                Encoded::new(GRANT, flags, 0, 0, 0).with(key).with(base).with(len)
+                Encoded::new([GRANT, flags, 0, 0], 0).with([key, base, len])
             }
             Self::Retract { key, base, len } => {
-                Encoded::new(RETRACT, 0, 0, 0, 0).with(key).with(base).with(len)
+                Encoded::new([RETRACT, 0, 0, 0], 0).with([key, base, len])
             }
         }
     }
@@ -175,47 +133,47 @@ impl RmaPacket {
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (head, rest) = bytes.split_first_chunk::<8>()?;
         let [kind, flags, ranges, locals, a, b, c, d] = *head;
-        let mut fields = Fields(rest);
+        let mut fields = Reader(rest);
         if usize::from(ranges) > MAX_RANGES || usize::from(locals) > MAX_SEGMENTS {
             return None;
         }
         Some(match kind {
             WRITE => Self::Write {
-                tx: fields.next()?,
-                data: if flags & DATA != 0 { Some(fields.next()?) } else { None },
-                more: if flags & MORE != 0 { Some(fields.next()?) } else { None },
+                tx: fields.u64()?,
+                data: if flags & DATA != 0 { Some(fields.u64()?) } else { None },
+                more: if flags & MORE != 0 { Some(fields.u64()?) } else { None },
                 ranges,
                 sources: locals,
             },
-            WRITE_MORE => Self::WriteMore { tx: fields.next()?, offset: fields.next()? },
-            READ => Self::Read { tx: fields.next()?, ranges, sinks: locals },
+            WRITE_MORE => Self::WriteMore { tx: fields.u64()?, offset: fields.u64()? },
+            READ => Self::Read { tx: fields.u64()?, ranges, sinks: locals },
             READ_DATA => Self::ReadData {
-                tx: fields.next()?,
-                offset: fields.next()?,
+                tx: fields.u64()?,
+                offset: fields.u64()?,
                 faulted: flags & FAULTED != 0,
             },
             DONE => Self::Done { status: u32::from_le_bytes([a, b, c, d]) },
-            PUSH => Self::Push { tx: fields.next()?, faulted: flags & FAULTED != 0 },
-            FAULT => Self::Fault { tx: fields.next()? },
+            PUSH => Self::Push { tx: fields.u64()?, faulted: flags & FAULTED != 0 },
+            FAULT => Self::Fault { tx: fields.u64()? },
             ATOMIC => Self::Atomic {
-                tx: fields.next()?,
-                data: if flags & DATA != 0 { Some(fields.next()?) } else { None },
+                tx: fields.u64()?,
+                data: if flags & DATA != 0 { Some(fields.u64()?) } else { None },
                 fetches: flags & FETCH != 0,
                 ranges,
                 op: a,
                 datatype: b,
             },
-            RESULT => Self::Result { tx: fields.next()? },
+            RESULT => Self::Result { tx: fields.u64()? },
             GRANT => Self::Grant {
-                key: fields.next()?,
-                base: fields.next()?,
-                len: fields.next()?,
+                key: fields.u64()?,
+                base: fields.u64()?,
+                len: fields.u64()?,
                 reads: flags & READS != 0,
                 writes: flags & WRITES != 0,
                 flushes: flags & FLUSHES != 0,
             },
             RETRACT => {
-                Self::Retract { key: fields.next()?, base: fields.next()?, len: fields.next()? }
+                Self::Retract { key: fields.u64()?, base: fields.u64()?, len: fields.u64()? }
             }
             _ => return None,
         })
@@ -223,47 +181,33 @@ impl RmaPacket {
 }
 
 /// The encoded ranges before the payload of a request.
-pub(super) struct Prefix {
-    bytes: [u8; PREFIX_MAX],
-    len: usize,
-}
+pub(super) struct Prefix(wire::Encoded<PREFIX_MAX>);
 
 impl Prefix {
     /// `local`: the initiator's ranges if the target may move the bytes itself, else none.
     pub(super) fn new(remote: &RemoteRanges, local: &Ranges) -> Self {
-        let mut prefix = Self { bytes: [0; PREFIX_MAX], len: 0 };
+        let mut prefix = wire::Encoded::EMPTY;
         for range in remote.as_slice() {
-            prefix.put(range.key);
-            prefix.put(range.addr);
-            prefix.put(range.len);
+            [range.key, range.addr, range.len].into_iter().for_each(|field| prefix.put_u64(field));
         }
         for range in local.as_slice() {
-            prefix.put(range.addr);
-            prefix.put(range.len);
+            [range.addr, range.len].into_iter().for_each(|field| prefix.put_u64(field));
         }
-        prefix
-    }
-
-    fn put(&mut self, value: u64) {
-        let bytes = value.to_le_bytes();
-        if let Some(to) = self.bytes.get_mut(self.len..self.len + bytes.len()) {
-            to.copy_from_slice(&bytes);
-            self.len += bytes.len();
-        }
+        Self(prefix)
     }
 
     pub(super) fn len(&self) -> usize {
-        self.len
+        self.0.as_slice().len()
     }
 
     /// Fills `to` with the bytes at `at` of the prefix, as if `segments` came behind it.
     pub(super) fn pack(&self, segments: &SegmentList, at: usize, to: &mut [u8]) {
-        let head = self.bytes.get(at.min(self.len)..self.len).unwrap_or(&[]);
+        let head = self.0.as_slice().get(at..).unwrap_or(&[]);
         let n = head.len().min(to.len());
         let (front, back) = to.split_at_mut(n);
         front.copy_from_slice(head.get(..n).unwrap_or(&[]));
         if !back.is_empty() {
-            segments.copy_out((at + n).saturating_sub(self.len), back);
+            segments.copy_out((at + n).saturating_sub(self.len()), back);
         }
     }
 
@@ -274,15 +218,15 @@ impl Prefix {
         ranges: u8,
         locals: u8,
     ) -> Option<(RemoteRanges, Ranges, &[u8])> {
-        let mut fields = Fields(payload);
+        let mut fields = Reader(payload);
         let mut remote = RemoteRanges::NONE;
         for _ in 0..ranges {
-            let (key, addr) = (fields.next()?, fields.next()?);
-            remote.push(RemoteRange { key, addr, len: fields.next()? })?;
+            let (key, addr) = (fields.u64()?, fields.u64()?);
+            remote.push(RemoteRange { key, addr, len: fields.u64()? })?;
         }
         let mut list = [Range::default(); MAX_SEGMENTS];
         for slot in list.iter_mut().take(usize::from(locals)) {
-            *slot = Range { addr: fields.next()?, len: fields.next()? };
+            *slot = Range { addr: fields.u64()?, len: fields.u64()? };
         }
         list.iter().try_fold(0u64, |sum, range| sum.checked_add(range.len))?;
         Some((remote, Ranges::new((list, usize::from(locals))), fields.0))
