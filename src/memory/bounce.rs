@@ -22,8 +22,8 @@ use crate::telemetry::log;
 
 /// Length of a bounce buffer, bytes.
 pub(crate) const LEN: usize = if cfg!(test) { 1000 } else { 256 * 1024 };
-/// CUDA_ERROR_OUT_OF_MEMORY.
-const NO_MEMORY: Failure = Failure(2);
+/// There is no memory of the host for a buffer. The driver gives no such answer.
+const NO_MEMORY: Failure = Failure(-1);
 
 /// Bytes of a list that are in memory of the host, or are copied there.
 #[derive(Debug)]
@@ -98,7 +98,12 @@ impl Part {
     }
 }
 
-fn say(Failure(result): Failure) {
+fn say(failure: Failure) {
+    let Failure(result) = failure;
+    if failure == NO_MEMORY {
+        log::limited!("no memory for a buffer of 256 KiB: a message from device memory fails");
+        return;
+    }
     log::limited!(cause: result, "a copy of device memory failed: CUDA answers {result}");
 }
 
@@ -106,7 +111,7 @@ impl Buffer {
     /// `None`: none is free to be used `ahead`. Failures: there is no memory; those of [`mover::usable`].
     fn take(site: Site, ahead: bool) -> Result<Option<Self>, Failure> {
         let (cuda, (context, found)) =
-            mover::usable(site, |place| (place.context, place.pool.take()))?;
+            mover::usable(site, |place| (place.context, place.pool.take(ahead)))?;
         let made = match found {
             Some(Some(memory)) => return Ok(Some(Self { memory, of: Some(context) })),
             Some(None) => cuda.host_memory(context, LEN),

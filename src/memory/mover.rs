@@ -85,8 +85,13 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// A buffer (`Some(Some)`), or leave to make one.
-    pub(super) fn take(&mut self) -> Option<Option<HostMemory>> {
+    /// A buffer (`Some(Some)`), or leave to make one. Half of them are for bytes that are needed: those that are copied `ahead` may
+    /// wait for a peer that has stopped.
+    pub(super) fn take(&mut self, ahead: bool) -> Option<Option<HostMemory>> {
+        let left = self.idle.len() + (BUFFERS - self.made);
+        if ahead && left <= BUFFERS / 2 {
+            return None;
+        }
         let idle = self.idle.pop();
         let makes = idle.is_none() && self.made < BUFFERS;
         self.made += usize::from(makes);
@@ -650,6 +655,18 @@ pub(crate) mod tests {
             left.saturating_sub(usize::from(left < usize::MAX))
         });
         left == 0
+    }
+
+    #[test]
+    fn buffers_are_left_for_bytes_that_are_needed() {
+        let mut pool = super::Pool::default();
+        let ahead = std::iter::from_fn(|| pool.take(true)).count();
+        assert_eq!(ahead, super::BUFFERS / 2);
+        let needed = std::iter::from_fn(|| pool.take(false)).count();
+        assert_eq!(needed, super::BUFFERS / 2);
+        pool.idle.push(super::HostMemory::pageable(1).unwrap());
+        assert!(pool.take(true).is_none());
+        assert!(matches!(pool.take(false), Some(Some(_))));
     }
 
     #[test]
