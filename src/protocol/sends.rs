@@ -200,8 +200,14 @@ impl Sends {
     }
 
     /// Whether the device that has the message has failed.
-    pub(super) fn is_unreadable(&self, key: Key) -> bool {
+    fn is_unreadable(&self, key: Key) -> bool {
         self.pending.get(key).is_some_and(|pending| pending.message.unreadable)
+    }
+
+    /// How a send ends of which a FIN says that: one that could not be read has failed by its own device.
+    pub(super) fn error_of(&self, key: Key, status: u32) -> Option<(i32, Cause)> {
+        let refused = (status as i32, Cause::ReceiverRefused);
+        (status != 0).then(|| if self.is_unreadable(key) { UNREADABLE } else { refused })
     }
 
     /// Whether a copy has to be waited for, of whose end nothing but a question tells.
@@ -252,7 +258,8 @@ impl Sends {
                 peers.count_outstanding(peer, -1);
             }
             let status = self.released(key);
-            self.finish(key, status.map_or(Some(error), error_of), host);
+            let ended = status.map_or(Some(error), |status| self.error_of(key, status));
+            self.finish(key, ended, host);
         }
     }
 
@@ -451,8 +458,3 @@ impl Sends {
 
 /// Why a send ends whose device has failed.
 pub(super) const UNREADABLE: (i32, Cause) = (libc::EIO, Cause::SenderUnreadable);
-
-/// What a FIN says of a send.
-pub(super) fn error_of(status: u32) -> Option<(i32, Cause)> {
-    (status != 0).then_some((status as i32, Cause::ReceiverRefused))
-}

@@ -4,7 +4,7 @@ use super::flow::Onward;
 use super::index_list::Key;
 use super::packet::{Packet, Ranges};
 use super::schemes::fragments;
-use super::sends::{Pending, Sender, UNREADABLE, error_of};
+use super::sends::{Pending, Sender};
 use super::state::{Core, Engine};
 use super::{Cause, Host};
 use crate::telemetry::trace::Kind;
@@ -216,8 +216,7 @@ impl Core {
         let Some(key) = self.sends.on_fin(peer, tx, &mut self.counts) else { return false };
         if !self.sends.keep_for_device(key, status) {
             self.peers.count_outstanding(peer, -1);
-            let unreadable = self.sends.is_unreadable(key).then_some(UNREADABLE);
-            self.sends.finish(key, error_of(status).map(|error| unreadable.unwrap_or(error)), host);
+            self.sends.finish(key, self.sends.error_of(key, status), host);
         }
         true
     }
@@ -226,7 +225,7 @@ impl Core {
     pub(super) fn on_released(&mut self, peer: PeerId, key: Key, host: &mut impl Host) {
         if let Some(status) = self.sends.released(key) {
             self.peers.count_outstanding(peer, -1);
-            self.sends.finish(key, error_of(status), host);
+            self.sends.finish(key, self.sends.error_of(key, status), host);
         }
     }
 

@@ -1,9 +1,10 @@
 //! A device fails while it copies: every operation ends on both sides, with an error wherever bytes are wrong.
 
-use super::fixture::{LIMITS, Memory, World, lend, receive_op, rma_op, send_op};
+use super::fixture::{LIMITS, Memory, Node, World, lend, receive_op, rma_op, send_op};
 use super::sim::{Reach, Weather};
 use crate::memory::keys::Right::{Read, Write};
 use crate::memory::mover::tests as mover;
+use crate::protocol::sends::Sender;
 use crate::protocol::{Cause, Direction, Limits, ReceiveOp, RmaOp, SendOp};
 
 const KEY: u64 = 42;
@@ -129,6 +130,25 @@ fn a_send_from_device_memory_ends() {
             }
         }
     }
+}
+
+/// The receiver says so, because it was told, while the device still writes other bytes of the message.
+#[test]
+fn a_send_that_cannot_be_read_fails_by_its_own_device_in_the_end() {
+    let mut world = World::new(2, weathers()[0].clone(), LIMITS);
+    let peer = world.peer(0, 1);
+    let mut from = Memory::pattern(0, 20_000);
+    world.send(0, &send_op(peer, &mut from, 1)).unwrap();
+    let Node { engine, host, .. } = world.node(0);
+    let core = &mut engine.core;
+    let key = core.sends.pending.keys_where(|_| true)[0];
+    let send = core.sends.pending.get_mut(key).unwrap();
+    send.message.unreadable = true;
+    send.scheme = Sender::Finished(libc::EFAULT as u32);
+    core.on_released(peer, key, host);
+    let reports = world.sends(0);
+    let [Err(failure)] = reports[..] else { panic!("{reports:?}") };
+    assert_eq!((failure.error, failure.cause), (libc::EIO, Cause::SenderUnreadable));
 }
 
 #[test]
