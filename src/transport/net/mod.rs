@@ -1314,7 +1314,8 @@ impl Transport for Net {
             return false;
         }
         let streams = self.streams.as_ref().and_then(|streams| streams.next_timeout(now));
-        let due = core.next_timeout().into_iter().chain(streams).min();
+        let bulk = self.bulk.as_ref().and_then(|bulk| bulk.next_timeout());
+        let due = core.next_timeout().into_iter().chain(streams).chain(bulk).min();
         self.armed = self.shared.arm(due.map(|at| at.max(now + 1))).is_ok();
         self.armed
     }

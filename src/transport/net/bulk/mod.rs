@@ -196,6 +196,11 @@ pub(crate) trait Bulk: fmt::Debug + Send {
         let _ = now;
     }
 
+    /// When [`Self::tend`] has something to do although nothing arrives, nanoseconds.
+    fn next_timeout(&self) -> Option<u64> {
+        None
+    }
+
     /// Processes a bounded number of events. Returns their number.
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize;
 

@@ -274,6 +274,10 @@ impl Bulk for Ways {
         self.all_mut().for_each(|way| way.tend(now));
     }
 
+    fn next_timeout(&self) -> Option<u64> {
+        self.all().filter_map(|way| way.next_timeout()).min()
+    }
+
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize {
         let mut n = 0;
         for number in 0..RAILS + self.rails.len() {

@@ -43,12 +43,12 @@ impl<A, R> Default for Allocations<A, R> {
 
 impl<A: PartialEq, R: Clone> Allocations<A, R> {
     /// The registration of `of`, made now by `make` if there is none, with its bytes. Errors: those of `make`, which is tried again later, except after
-    /// EOPNOTSUPP.
+    /// EOPNOTSUPP. Where there is no room, those that were not used lately end, and it is tried once more.
     pub(super) fn get(
         &mut self,
         of: A,
         now: u64,
-        make: impl FnOnce() -> Result<(R, usize), Errno>,
+        mut make: impl FnMut() -> Result<(R, usize), Errno>,
     ) -> Result<R, Errno> {
         let before = self.list.iter().position(|kept| kept.of == of).map(|at| self.list.remove(at));
         let failures = match before {
@@ -61,7 +61,11 @@ impl<A: PartialEq, R: Clone> Allocations<A, R> {
             Some(Kept { failures, .. }) => failures,
             None => Failures::default(),
         };
-        let mut kept = match make() {
+        let made = match make() {
+            Err(Errno(libc::ENOMEM)) if self.make_room(now) => make(),
+            made => made,
+        };
+        let mut kept = match made {
             Ok((made, len)) => {
                 Kept { of, len, made: Ok(made), used_at: now, failures: Failures::default() }
             }
@@ -76,6 +80,14 @@ impl<A: PartialEq, R: Clone> Allocations<A, R> {
         made
     }
 
+    /// Ends all that were not used lately. Returns whether there were any.
+    fn make_room(&mut self, now: u64) -> bool {
+        let before = self.list.len();
+        let idle = |kept: &Kept<A, R>| now.saturating_sub(kept.used_at) >= USED_NS;
+        self.list.retain(|kept| kept.made.is_err() || !idle(kept));
+        self.list.len() < before
+    }
+
     /// Ends the least recently used ones beyond the bounds: not those that are used in turn, whatever their size.
     fn bound(&mut self, now: u64) {
         let mut bytes = 0;
@@ -87,6 +99,12 @@ impl<A: PartialEq, R: Clone> Allocations<A, R> {
         });
         let within = within.count();
         self.list.drain(..self.list.len() - within);
+    }
+
+    /// When [`Self::sweep`] has something to do.
+    pub(super) fn next_sweep(&self) -> Option<u64> {
+        let keeps = self.list.iter().any(|kept| kept.made.is_ok());
+        keeps.then_some(self.swept_at + SWEEP_NS)
     }
 
     /// Ends those that are there no more.
@@ -164,17 +182,38 @@ mod tests {
     }
 
     #[test]
+    fn where_there_is_no_room_those_that_are_idle_end() {
+        let mut list = Allocations::<u8, u8>::default();
+        let mut get = |of, now, full: u8| {
+            let mut tries = 0;
+            let got = list.get(of, now, || {
+                tries += 1;
+                if tries > full { Ok((of, 1)) } else { Err(SHORT) }
+            });
+            (got, tries)
+        };
+        assert_eq!([get(1, 0, 0), get(2, 1, 0)], [(Ok(1), 1), (Ok(2), 1)]);
+        assert_eq!(get(3, 1, 1), (Err(SHORT), 1), "both were used lately");
+        assert_eq!(get(4, USED_NS, 1), (Ok(4), 2));
+        assert_eq!([get(2, USED_NS, 0), get(1, USED_NS, 0)], [(Ok(2), 0), (Ok(1), 1)]);
+        assert_eq!(get(5, 3 * USED_NS, 2), (Err(SHORT), 2), "once more, and no oftener");
+    }
+
+    #[test]
     fn what_was_freed_is_given_back_within_a_time() {
         let mut list = Allocations::<u8, u8>::default();
         let now = 10 * SWEEP_NS;
         for of in [1, 2] {
             assert_eq!(list.get(of, now, || Ok((of, 1))), Ok(of));
         }
+        assert_eq!(list.next_sweep(), Some(SWEEP_NS), "it is due");
         list.sweep(now, |of| *of != 1);
+        assert_eq!(list.next_sweep(), Some(now + SWEEP_NS));
         assert_eq!(list.list.len(), 1);
         list.sweep(now + SWEEP_NS - 1, |_| false);
         assert_eq!(list.list.len(), 1, "it is not asked all the time");
         list.sweep(now + SWEEP_NS, |_| false);
         assert!(list.list.is_empty());
+        assert_eq!(list.next_sweep(), None);
     }
 }

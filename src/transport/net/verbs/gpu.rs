@@ -88,6 +88,11 @@ impl Gpus {
         })
     }
 
+    /// When [`Self::tend`] has something to do.
+    pub(super) fn next_timeout(&self) -> Option<u64> {
+        self.kept.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).next_sweep()
+    }
+
     /// Gives back allocations that were freed, now and then.
     pub(super) fn tend(&self, now: u64) {
         if let (Some(cuda), Some(kept)) = (Cuda::get(), &self.kept) {

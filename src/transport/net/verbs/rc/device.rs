@@ -310,6 +310,10 @@ impl Device for Port {
         }
     }
 
+    fn next_timeout(&self) -> Option<u64> {
+        self.gpus.as_ref()?.next_timeout()
+    }
+
     fn offers(&self, near: bool) -> bool {
         let (here, elsewhere) = self.offers;
         (if near { here } else { elsewhere }) && self.reads()

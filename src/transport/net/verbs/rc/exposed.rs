@@ -44,6 +44,8 @@ pub(super) struct Exposed<D: Device> {
     ranges: Vec<Range<D>>,
     /// Bytes of all ranges that are locked in the host's memory.
     locked: usize,
+    /// Ranges that have to be flushed: each packet asks.
+    flushable: usize,
     /// Registrations made so far.
     pub(super) made: u64,
     /// The device's count of mapping changes at the last check.
@@ -55,7 +57,8 @@ pub(super) struct Exposed<D: Device> {
 
 impl<D: Device> Default for Exposed<D> {
     fn default() -> Self {
-        Self { ranges: Vec::new(), locked: 0, made: 0, seen: 0, full: Failures::default() }
+        let full = Failures::default();
+        Self { ranges: Vec::new(), locked: 0, flushable: 0, made: 0, seen: 0, full }
     }
 }
 
@@ -63,11 +66,12 @@ impl<D: Device> Exposed<D> {
     /// Ends the ranges for which `stays` is false. False: nobody knows whether what peers have written to memory of GPUs is
     /// there.
     fn retain(&mut self, mut stays: impl FnMut(&mut Range<D>) -> bool) -> bool {
-        let (locked, mut ended) = (&mut self.locked, Vec::new());
+        let (locked, flushable, mut ended) = (&mut self.locked, &mut self.flushable, Vec::new());
         self.ranges.retain_mut(|range| {
             let (keys, flush) = (range.peers.len(), range.registration.flush());
             let stays = stays(range);
             *locked -= if stays { 0 } else { range.locked };
+            *flushable -= usize::from(!stays && flush.is_some());
             ended.extend(flush.filter(|_| !stays || range.peers.len() < keys));
             stays
         });
@@ -78,7 +82,10 @@ impl<D: Device> Exposed<D> {
     /// What `peer` has written to memory of GPUs is there when this returns. False: nobody knows.
     pub(super) fn flush(&self, peer: PeerId) -> bool {
         let written = |range: &&Range<D>| range.peers.contains_key(&peer);
-        flush_all(self.ranges.iter().filter(written).filter_map(|range| range.registration.flush()))
+        self.flushable == 0
+            || flush_all(
+                self.ranges.iter().filter(written).filter_map(|range| range.registration.flush()),
+            )
     }
 
     /// Ends one key of `peer`, by the device's key. False: as for [`Self::flush`].
@@ -162,6 +169,7 @@ impl<D: Device> Exposed<D> {
             self.full = Failures::default();
             let (addr, len, peers) = (memory.first_addr(), memory.len(), NumberMap::default());
             self.locked += locked;
+            self.flushable += usize::from(registration.flush().is_some());
             self.made += 1;
             self.ranges.push(Range { region, addr, len, locked, rights, registration, peers });
         }

@@ -127,6 +127,10 @@ pub(super) trait Device: Send {
     fn tend(&self, now: u64) {
         let _ = now;
     }
+    /// When [`Self::tend`] has something to do.
+    fn next_timeout(&self) -> Option<u64> {
+        None
+    }
     /// Whether GET rendezvous pays off; `near`: for receivers on this host.
     fn offers(&self, near: bool) -> bool;
     /// Registers the one segment of `part`, for a peer to read it. Errors: it cannot be.

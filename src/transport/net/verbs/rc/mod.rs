@@ -762,6 +762,10 @@ impl<D: Device> Bulk for Rc<D> {
         }
     }
 
+    fn next_timeout(&self) -> Option<u64> {
+        self.device.as_ref()?.next_timeout()
+    }
+
     fn poll(&mut self, now: u64, sink: &mut dyn BulkSink) -> usize {
         self.armed = false;
         if self.probes.now.as_ref().is_some_and(Probes::is_asking) {

@@ -4,6 +4,7 @@
 use super::link::{Kept, Local, PLENTY, TOGETHER, TOGETHER_LEN};
 use super::*;
 use crate::memory::OwnedBuffer;
+use crate::sys::cuda::Flush;
 use crate::sys::event::Doorbell;
 use crate::transport::loopback::Loopback;
 use crate::transport::net::agreement::pause::PAUSE_MAX_NS;
@@ -62,6 +63,8 @@ struct Fabric {
     finding: (usize, usize),
     /// The network carries a write for as long as its target exists: just before that ends, all of them arrive.
     prompt: bool,
+    /// How often it was asked whether a region has to be flushed.
+    looked_at: usize,
 }
 
 impl Fabric {
@@ -148,6 +151,10 @@ impl Region for FakeRegion {
     }
     fn rkey(&self) -> u32 {
         self.key
+    }
+    fn flush(&self) -> Option<Flush> {
+        self.fabric.lock().unwrap().looked_at += 1;
+        None
     }
 }
 
@@ -1202,6 +1209,17 @@ fn an_exposed_region_is_written_and_read_and_then_is_not() {
 }
 
 /// An operation that waits for it would wait forever.
+/// Every packet asks.
+#[test]
+fn where_no_gpu_is_reached_no_range_is_looked_at() {
+    let mut world = World::new(2, 4);
+    let region = OwnedBuffer::zeroed(100);
+    expose(&mut world, 0, 1, &region.segments());
+    world.fabric.lock().unwrap().looked_at = 0;
+    assert!(world.with(0, |bulk, _, _| bulk.await_writes(PeerId(1))));
+    assert_eq!(world.fabric.lock().unwrap().looked_at, 0);
+}
+
 #[test]
 fn a_flush_read_that_has_no_memory_ends_the_connection() {
     let mut world = World::new(2, 4);
