@@ -236,8 +236,14 @@ mod tests {
     #[test]
     fn threads_that_are_at_work_are_left_until_the_end() {
         let mut leaving = Leaving::default();
-        let (mut first, go) = doubling();
-        assert!(first.ask(1));
+        let ((go, wait), (tell, begun)) = (channel::<()>(), channel());
+        let ends = Mutex::new((tell, wait));
+        let work = move |_: &u32| {
+            let (tell, wait) = &*ends.lock().unwrap();
+            let _ = (tell.send(()), wait.recv());
+        };
+        let mut first = Aside::start(work).unwrap();
+        assert!(first.ask(1) && begun.recv().is_ok());
         leaving.add(first.stop());
         leaving.add(doubling().0.stop());
         assert!(!leaving.0[0].is_over(), "it waits");
