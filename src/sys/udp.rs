@@ -39,6 +39,8 @@ pub(crate) struct UdpPort {
     ecn: bool,
     /// The error queue may hold something.
     errors_pending: bool,
+    /// The last datagram for which there was no room was refused with ENOBUFS.
+    lacks_buffers: bool,
     receiver: receive::Receiver,
     headers: Box<headers::Headers>,
 }
@@ -72,6 +74,7 @@ impl UdpPort {
             gro,
             ecn,
             errors_pending: false,
+            lacks_buffers: false,
             receiver: receive::Receiver::new(small),
             headers: headers::Headers::new(),
         })
@@ -157,6 +160,12 @@ impl UdpPort {
         self.errors_pending
     }
 
+    /// Whether the last datagram for which there was no room was refused with ENOBUFS, not because the socket's buffer
+    /// was full: the queue of the interface is, or the table of neighbours.
+    pub(crate) fn lacks_buffers(&self) -> bool {
+        self.lacks_buffers
+    }
+
     /// From now on datagrams that are too long for their path are fragmented (ip(7), ipv6(7)): with IPv4 by
     /// routers too, with IPv6 by this host alone, if a router has told it the path's MTU. Errors: none on
     /// a kernel that has these options.
@@ -177,6 +186,12 @@ impl UdpPort {
         let (datagrams, errors) = self.receiver.batch(self.socket.as_raw_fd(), each);
         self.errors_pending |= errors;
         datagrams
+    }
+
+    /// As if the kernel had refused a datagram with ENOBUFS.
+    #[cfg(test)]
+    pub(crate) fn take_no_buffers(&mut self) {
+        let _ = self.no_room(Errno(libc::ENOBUFS));
     }
 
     #[cfg(test)]

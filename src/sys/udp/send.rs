@@ -3,7 +3,7 @@
 use super::headers::{Destination, Headers};
 use super::{UdpPort, is_no_room};
 use crate::sys::cancel::Shield;
-use crate::sys::errno::{Result, check, check_len};
+use crate::sys::errno::{Errno, Result, check, check_len};
 use std::io::IoSlice;
 use std::os::fd::AsRawFd;
 
@@ -31,7 +31,7 @@ impl UdpPort {
         };
         let refused = match taken {
             Ok(n) => return Ok(n),
-            Err(e) if is_no_room(e) => return Ok(0),
+            Err(e) if is_no_room(e) => return self.no_room(e),
             Err(e) if packets.len() == 1 || !self.gso => return Err(e),
             Err(e) => e,
         };
@@ -41,7 +41,13 @@ impl UdpPort {
         if plain.is_ok() && matches!(refused.0, libc::EIO | libc::EINVAL) {
             self.gso = false;
         }
-        plain.or_else(|e| if is_no_room(e) { Ok(0) } else { Err(e) })
+        plain.or_else(|e| if is_no_room(e) { self.no_room(e) } else { Err(e) })
+    }
+
+    #[cold]
+    pub(super) fn no_room(&mut self, errno: Errno) -> Result<usize> {
+        self.lacks_buffers = errno.0 == libc::ENOBUFS;
+        Ok(0)
     }
 
     /// Calls `send`, and again after an error of an earlier datagram: an ICMP message makes the next call

@@ -50,6 +50,11 @@ pub(crate) trait Link {
         let _ = to; // a link with one path has no other
     }
 
+    /// For `ns` nanoseconds there was no room for any packet to `to`, which a link may be able to explain in the log.
+    fn note_refusals(&mut self, to: &Address, ns: u64) {
+        let _ = (to, ns); // a link without a kernel behind it has nothing to say
+    }
+
     /// The path to `to` silently drops datagrams of more than `carried` bytes: packets that are already longer must be
     /// fragmented.
     fn allow_fragments(&mut self, to: &Address, carried: usize) {

@@ -237,6 +237,18 @@ impl Link for UdpLink {
         packets.len() - rest.len()
     }
 
+    #[cold]
+    fn note_refusals(&mut self, to: &Address, ns: u64) {
+        if self.port.lacks_buffers() {
+            log::limited!(
+                node: libc::ENOBUFS,
+                "the system has sent nothing to {to} for {} ms ({}): the table of neighbours of this node may be full, or the queue of the interface. For a network of more than about 1,000 nodes raise net.ipv4.neigh.default.gc_thresh3 (net.ipv6 with IPv6) on every node",
+                ns / 1_000_000,
+                Errno(libc::ENOBUFS)
+            );
+        }
+    }
+
     fn allow_fragments(&mut self, to: &Address, carried: usize) {
         self.cut_one(&to.0, carried, false);
     }
@@ -293,6 +305,7 @@ fn datagram_max(address: &SocketAddr, mtu: u32, limit: Option<usize>) -> usize {
 mod tests {
     use super::*;
     use crate::sys::event::wait_readable;
+    use crate::telemetry::log::captured;
 
     #[derive(Default)]
     struct Seen {
@@ -386,6 +399,18 @@ mod tests {
         assert_eq!(seen.datagrams.len(), 1);
         assert_eq!(seen.refused, [], "nobody is gone");
         assert_eq!(seen.narrowed, [DATAGRAM_MAX], "what the interface carries");
+    }
+
+    #[test]
+    fn a_full_table_of_neighbours_has_a_line() {
+        captured::begin();
+        let (mut a, at) = link("127.0.0.1:0").unwrap();
+        a.note_refusals(&at, 100_000_000);
+        assert!(captured::lines_with("gc_thresh3").is_empty(), "the socket was full");
+        a.port.take_no_buffers();
+        a.note_refusals(&at, 100_000_000);
+        let lines = captured::lines_with("gc_thresh3");
+        assert!(lines.len() == 1 && lines[0].contains(&at.to_string()), "{lines:?}");
     }
 
     #[test]

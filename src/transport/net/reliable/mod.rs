@@ -19,6 +19,7 @@ mod notices;
 pub(crate) mod packet;
 mod queries;
 mod receiver;
+mod refusals;
 mod sender;
 mod shared;
 #[cfg(test)]
@@ -43,6 +44,7 @@ use notices::Notices;
 pub(crate) use packet::MESSAGE_MAX;
 use packet::{HELLO_LEN, Header, Hello, MAGIC};
 use receiver::Arrival;
+use refusals::Refusals;
 use shared::Shared;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -54,6 +56,9 @@ use timers::Timers;
 const TURN_MAX_NS: u64 = 1_000_000_000;
 /// A message sent later than this after the last arrival is not latency-bound, nanoseconds.
 const PROMPT_NS: u64 = 100_000;
+
+/// The link is full when it refuses this many connections in a row.
+const REFUSED_MAX: usize = 8;
 
 /// The state machine of one endpoint: see the module.
 #[derive(Debug)]
@@ -71,6 +76,7 @@ pub(crate) struct Reliable {
     last_turn: u64,
     /// The link took fewer packets than it was given.
     blocked: bool,
+    refusals: Refusals,
     /// The acknowledgement in the last packet, which is read after its message was delivered.
     put_off: Option<PutOff>,
     notices: Notices,
@@ -99,6 +105,7 @@ impl Reliable {
             hints_since: now,
             last_turn: now,
             blocked: false,
+            refusals: Refusals::default(),
             put_off: None,
             notices: Notices::default(),
             gone: Vec::new(),
@@ -429,30 +436,36 @@ impl Reliable {
         self.blocked = false;
         let mut n = 0;
         while let Some((to, bytes)) = self.replies.pop_front() {
-            if link.send(&to, &[std::io::IoSlice::new(&bytes)]) == 0 {
-                self.replies.push_front((to, bytes));
-                self.blocked = true;
-                return n;
-            }
-            n += 1;
+            // One that finds no room is lost: its peer asks again.
+            n += link.send(&to, &[std::io::IoSlice::new(&bytes)]);
         }
+        let mut refused = 0;
         for _ in 0..self.ready.len() {
             let Some(place) = self.ready.pop_front() else { break };
             let Some(c) = self.table.at(place) else { continue };
             c.queued = false;
             let mut turn = Turn { shared: &mut self.shared, link, now, sent: 0 };
-            self.blocked = !c.transmit(&mut turn);
+            let all = c.transmit(&mut turn);
             let sent = turn.sent;
             n += sent;
             self.timers.set(place, c.deadline(), &mut c.timer);
             if c.wants_to_send() {
                 c.queued = true;
-                if self.blocked && sent == 0 {
-                    self.ready.push_front(place);
-                } else {
-                    self.ready.push_back(place);
-                }
+                self.ready.push_back(place);
             }
+            if sent > 0 {
+                self.refusals.on_sent(c.id);
+            } else if let Some(ns) = if all { None } else { self.refusals.on_refused(c.id, now) } {
+                link.note_refusals(&c.address, ns);
+            }
+            refused = match (all, sent) {
+                (true, 0) => refused,
+                (true, _) => 0,
+                (false, 0) => refused + 1,
+                (false, _) => REFUSED_MAX,
+            };
+            // A link that is full refuses every peer. One may also be refused alone: see `refusals`.
+            self.blocked = refused >= REFUSED_MAX;
             if self.blocked {
                 break;
             }

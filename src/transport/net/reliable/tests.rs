@@ -24,6 +24,8 @@ struct Wire {
     sound: bool,
     /// Packets that it takes at a time, if limited.
     most: Option<usize>,
+    /// It has no room for packets to this address.
+    refuses: Option<Address>,
 }
 
 impl Link for Wire {
@@ -31,7 +33,10 @@ impl Link for Wire {
         1472
     }
 
-    fn send(&mut self, _: &Address, packets: &[IoSlice<'_>]) -> usize {
+    fn send(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize {
+        if self.refuses == Some(*to) {
+            return 0;
+        }
         let taken = packets.len().min(self.most.unwrap_or(usize::MAX));
         self.packets.extend(packets.iter().take(taken).map(|p| p.to_vec()));
         self.places.extend(packets.iter().take(taken).map(|p| p.as_ptr().addr()));
@@ -490,6 +495,27 @@ fn what_the_link_does_not_take_of_a_burst_leaves_later() {
     }
     bench.assert_heard(40, 2000);
     assert_eq!(bench.a.machine.memory() + bench.b.machine.memory(), 0);
+}
+
+/// The kernel has no entry left in its table of neighbours: ENOBUFS for one address.
+#[test]
+fn a_peer_to_which_nothing_leaves_holds_up_no_other() {
+    let mut bench = Bench::connected();
+    let nobody = settings(3, 7, 1).address;
+    bench.a.wire.refuses = Some(nobody);
+    bench.a.machine.connect(PeerId(1), &nobody, bench.now).unwrap();
+    bench.a.machine.replies.push_back((nobody, [0; HELLO_LEN]));
+    for n in 0..4 {
+        assert_eq!(bench.push(MS, n, 8), 1);
+        bench.exchange(|_| true);
+    }
+    bench.assert_heard(4, 8);
+    assert!(bench.a.machine.has_unsent(), "its INIT waits");
+    // There is room for it later.
+    bench.a.wire.refuses = None;
+    bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
+    assert_eq!(bench.a.wire.packets.len(), 1);
+    assert!(!bench.a.machine.has_unsent());
 }
 
 #[test]

@@ -453,6 +453,10 @@ impl Link for HybridLink {
         }
     }
 
+    fn note_refusals(&mut self, to: &Address, ns: u64) {
+        self.udp.note_refusals(to, ns);
+    }
+
     fn allow_fragments(&mut self, to: &Address, carried: usize) {
         self.udp.allow_fragments(to, carried);
     }
