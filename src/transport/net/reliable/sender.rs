@@ -148,6 +148,13 @@ impl Sender {
         }
     }
 
+    /// `bytes` is a packet that the link did not take, and the only one that waits.
+    #[cold]
+    pub(super) fn on_single_refused(&mut self, bytes: Buffer) {
+        self.window.push(bytes);
+        self.window.offered = self.window.next_psn();
+    }
+
     /// `bytes` is a packet that left as the next transmission, and `asks` for an answer.
     pub(super) fn on_single(&mut self, bytes: Buffer, asks: bool, now: u64) {
         self.window.push_sent(bytes, now);
@@ -195,7 +202,7 @@ impl Sender {
         if ack < before {
             return true; // older than one that was already processed
         }
-        if ack > self.window.unsent {
+        if ack > self.window.unsent && !self.window.have_left(ack) {
             return false;
         }
         if ack == before && words.is_empty() && self.says_the_same(header) {

@@ -26,6 +26,8 @@ struct Wire {
     most: Option<usize>,
     /// It has no room for packets to this address.
     refuses: Option<Address>,
+    /// It says that it took none of the packets of a batch, although they left.
+    denies: bool,
 }
 
 impl Link for Wire {
@@ -40,7 +42,7 @@ impl Link for Wire {
         let taken = packets.len().min(self.most.unwrap_or(usize::MAX));
         self.packets.extend(packets.iter().take(taken).map(|p| p.to_vec()));
         self.places.extend(packets.iter().take(taken).map(|p| p.as_ptr().addr()));
-        taken
+        if self.denies { 0 } else { taken }
     }
 
     fn is_sound(&mut self, _: &Address, _: usize) -> bool {
@@ -516,6 +518,38 @@ fn a_peer_to_which_nothing_leaves_holds_up_no_other() {
     bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
     assert_eq!(bench.a.wire.packets.len(), 1);
     assert!(!bench.a.machine.has_unsent());
+}
+
+/// IPsec splits a batch itself, and returns the error of the packet at which it stopped.
+#[test]
+fn packets_that_left_although_the_link_did_not_take_them_end_no_connection() {
+    for (count, len) in [(1, 8), (1, 20_000), (10, 2000)] {
+        let mut bench = Bench::probed();
+        bench.a.wire.denies = true;
+        let packets: usize = (0..count).map(|n| bench.push(500, n, len)).sum();
+        assert!(packets > 0);
+        bench.a.wire.denies = false;
+        let left = std::mem::take(&mut bench.a.wire.packets);
+        let condition = Condition { congested: false, sound: false };
+        for packet in left {
+            let End2 { machine, heard, .. } = &mut bench.b;
+            machine.on_datagram(bench.now, &bench.a.address, &packet, condition, heard);
+        }
+        bench.b.machine.acknowledge_all();
+        bench.b.machine.poll_transmit(bench.now, &mut bench.b.wire);
+        assert!(!bench.b.wire.packets.is_empty());
+        for packet in bench.b.wire.packets.drain(..) {
+            let End2 { machine, heard, .. } = &mut bench.a;
+            machine.on_datagram(bench.now, &bench.b.address, &packet, condition, heard);
+        }
+        assert_eq!(bench.a.heard.events, ["connected"]);
+        for _ in 0..10 {
+            bench.poll();
+        }
+        bench.assert_heard(count, len);
+        assert_eq!(bench.a.machine.unacknowledged(), 0);
+        assert_eq!(bench.a.machine.memory() + bench.b.machine.memory(), 0);
+    }
 }
 
 #[test]

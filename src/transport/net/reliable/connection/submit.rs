@@ -217,7 +217,7 @@ impl Connection {
         self.note_message(turn.shared, turn.now);
         turn.shared.unacknowledged += 1;
         if !left {
-            self.sender.window.push(bytes);
+            self.sender.on_single_refused(bytes);
             return Some(Pushed::Blocked);
         }
         self.note_single(turn, bytes);

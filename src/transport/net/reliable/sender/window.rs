@@ -61,6 +61,9 @@ pub(crate) struct Window {
     pub(crate) base: u64,
     /// The first packet that was never sent.
     pub(crate) unsent: u64,
+    /// The first packet that was never given to the link. Of the packets before it that the link did not take some may
+    /// have left: the kernel may split a batch (IPsec), and fail behind the first of its packets.
+    pub(super) offered: u64,
     pub(crate) in_flight: u32,
     /// Number of the next transmission.
     pub(crate) transmission: u64,
@@ -208,6 +211,9 @@ impl Window {
     /// would count as reordered packets.
     pub(super) fn note_taken(&mut self, batch: Range<u64>, taken: usize, fresh: bool) {
         self.transmission += taken as u64;
+        if batch.start + (taken as u64) < batch.end {
+            self.offered = self.offered.max(batch.end);
+        }
         let at = (batch.start - self.base) as usize;
         for packet in self.packets.iter_mut().skip(at).take(taken) {
             packet.bytes.note_sent();
@@ -263,6 +269,15 @@ impl Window {
             let packet = at.and_then(|at| self.packets.get(at));
             packet.is_some_and(|p| p.is_under_way(*transmission))
         })
+    }
+
+    /// The peer has all packets before `ack`. False: one of them was never given to the link.
+    pub(super) fn have_left(&mut self, ack: u64) -> bool {
+        let known = ack <= self.unsent.max(self.offered);
+        if known {
+            self.unsent = self.unsent.max(ack);
+        }
+        known
     }
 
     /// The oldest transmission with unknown fate is lost if it is older than `before`, and is then forgotten; `overdue`:
