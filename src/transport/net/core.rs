@@ -197,6 +197,19 @@ impl Core {
         Some(event)
     }
 
+    /// The same. A peer that has connected and for which `outer` has no memory is told that it is not heard.
+    #[inline]
+    pub(super) fn take_known(&mut self, outer: &mut PeerTable, now: u64) -> Option<Event> {
+        loop {
+            match self.take_event()? {
+                Event::Connected(peer, address) if outer.intern(&address).is_none() => {
+                    self.part(peer, now);
+                }
+                event => return Some(event),
+            }
+        }
+    }
+
     /// The application does not know yet that its connection with `peer` has ended: what it sends to the peer now
     /// belongs to that one, and must not go into the next.
     #[inline]

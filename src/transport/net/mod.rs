@@ -298,6 +298,10 @@ impl<H: Handler> Sink for Upwards<'_, H> {
         self.neighbours.peer(address)
     }
 
+    fn has_room(&mut self, address: &Address) -> bool {
+        self.outer.intern(address).is_some()
+    }
+
     fn on_connected(&mut self, inner: PeerId, address: &Address) {
         let Some(peer) = self.outer.intern(address) else { return };
         self.numbers.join(peer, inner);
@@ -720,7 +724,7 @@ impl Net {
         let (numbers, used) = (&mut self.numbers, &mut self.used);
         let (mut n, mut beside) = (0, false);
         // New messages come after the ones that were kept.
-        while let Some(event) = if n < BATCH { core.take_event() } else { None } {
+        while let Some(event) = if n < BATCH { core.take_known(outer, now) } else { None } {
             let Core { peers: inner, neighbours, .. } = &mut *core;
             let mut sink = Upwards {
                 inner,

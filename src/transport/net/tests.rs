@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::memory::OwnedBuffer;
+use crate::sys::reserve::tests::without_memory;
 use crate::transport::Source;
 use crate::transport::address::LocalHost;
 use crate::transport::net::bulk::no_way::NoWay;
@@ -155,6 +156,45 @@ fn an_application_that_never_polls_is_met() {
         b.poll();
         b.got.departures == [Departure::Closed]
     }));
+}
+
+#[test]
+fn a_new_peer_without_a_number_is_not_acknowledged_and_ignored() {
+    for absent in [false, true] {
+        let (mut a, mut b) = (End::open(), End::open());
+        // The index of the next number needs a large piece of memory.
+        for port in 1..=12_288 {
+            b.peers.intern(&Address(SocketAddr::from(([203, 0, 113, 9], port)))).unwrap();
+        }
+        let to_b = a.meet(&b);
+        assert!(a.send(to_b, 1, 100));
+        let acknowledged = |a: &mut End| {
+            a.poll();
+            a.net.unacknowledged() == 0
+        };
+        // The thread of `b` meets the peer, or the application itself.
+        assert!(!absent || within(20, || acknowledged(&mut a)));
+        without_memory(100_000, || {
+            assert!(b.peers.intern(&a.net.me).is_none());
+            for _ in 0..1000 {
+                a.poll();
+                b.poll();
+            }
+        });
+        assert!(b.got.messages.is_empty());
+        assert!(within(20, || {
+            a.poll();
+            b.poll();
+            !a.got.departures.is_empty() || !b.got.messages.is_empty()
+        }));
+        // It can be met later.
+        a.net.begin(to_b, &b.net.me).unwrap();
+        assert!(a.send(to_b, 2, 100));
+        assert!(within(20, || {
+            b.poll();
+            acknowledged(&mut a) && b.got.messages.last() == Some(&(2, 100))
+        }));
+    }
 }
 
 #[test]

@@ -362,7 +362,8 @@ impl Reliable {
         }
     }
 
-    /// The peer at `place` has proven that it is there. False: it is another user's process on this host.
+    /// The peer at `place` has proven that it is there. False: it is another user's process on this host, or there is no
+    /// memory for it.
     pub(super) fn establish(&mut self, place: u32, now: u64, sink: &mut impl Sink) -> bool {
         let Some(c) = self.table.at(place) else { return false };
         let standing = sink.standing(&c.address);
@@ -375,6 +376,9 @@ impl Reliable {
             return false;
         }
         let Some(c) = self.table.at(place) else { return false };
+        if !sink.has_room(&c.address) {
+            return false;
+        }
         self.shared.half_open -= usize::from(c.handshake.phase == Phase::HalfOpen);
         self.shared.counts.connected += 1;
         c.on_established(&self.shared, now);

@@ -80,6 +80,12 @@ pub(crate) trait Sink {
     /// Which user owns `address`, as far as this host knows. Asked when a connection is made, before anything in a
     /// packet is trusted.
     fn standing(&self, address: &Address) -> Standing;
+    /// The peer at `address` is about to prove that it is there. False: there is no memory for it above, and it must try
+    /// again.
+    fn has_room(&mut self, address: &Address) -> bool {
+        let _ = address; // it takes none
+        true
+    }
     /// A peer has proven that it is there; called before its first message is delivered.
     fn on_connected(&mut self, peer: PeerId, address: &Address);
     /// A message has arrived. The slices are valid during the call only.
