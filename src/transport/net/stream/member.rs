@@ -11,6 +11,12 @@ pub(super) const TO_PEER: u64 = 1 << 32;
 pub(super) const FROM_PEER: u64 = 2 << 32;
 pub(super) const STRANGER: u64 = 3 << 32;
 
+#[cfg(test)]
+thread_local! {
+    /// For tests: as if the system had no memory for a member that comes back to the set.
+    pub(super) static NONE_COMES_BACK: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
 /// Removes itself from its set when it is dropped: closing the descriptor alone does not do that while a forked child
 /// has it too.
 #[derive(Debug)]
@@ -53,14 +59,24 @@ impl Member {
         }
     }
 
-    /// Adds it to the set, or removes it for now.
-    pub(super) fn watch(&mut self, on: bool) {
+    /// Whether the set watches it.
+    pub(super) fn is_present(&self) -> bool {
+        self.present
+    }
+
+    /// Adds it to the set, or removes it for now. False: there is no memory to add it.
+    pub(super) fn watch(&mut self, on: bool) -> bool {
         if on && !self.present {
+            #[cfg(test)]
+            if NONE_COMES_BACK.get() {
+                return false;
+            }
             self.present = self.set.add_lasting(self.fd.as_fd(), self.token).is_ok();
         } else if !on && self.present {
             self.set.remove(self.fd.as_fd());
             self.present = false;
         }
+        self.present == on
     }
 }
 

@@ -376,7 +376,11 @@ impl Streams {
     pub(super) fn next_timeout(&self, now: u64) -> Option<u64> {
         let recent = self.outgoing.values().any(|stream| stream.is_recent(now));
         let check = recent.then_some(self.checked_at + CHECK_NS);
-        check.into_iter().chain(Some(self.deaf_until).filter(|at| *at != 0)).min()
+        // No descriptor tells of a stream that is not back in the set.
+        let lone = |stream: &Incoming| !stream.waits && !stream.member.is_present();
+        let look = self.waits && self.incoming.iter().flatten().any(lone);
+        let look = look.then_some(self.looked_at + RETRY_NS);
+        check.into_iter().chain(look).chain(Some(self.deaf_until).filter(|at| *at != 0)).min()
     }
 
     /// There was a frame recently.
@@ -440,10 +444,12 @@ impl Streams {
             self.deaf_until = 0;
             self.accept(now);
         }
-        // The epoll set does not report streams that wait. Each one that still waits sets this again.
+        // The epoll set does not report streams that wait, or that found no memory when they came back to it. Each one
+        // for which that still holds sets this again.
         let waiting = if std::mem::take(&mut self.waits) { self.incoming.len() } else { 0 };
         for slot in 0..waiting {
-            if self.incoming.get(slot).is_some_and(|s| s.as_ref().is_some_and(|s| s.waits)) {
+            let stream = self.incoming.get(slot).and_then(Option::as_ref);
+            if stream.is_some_and(|stream| stream.waits || !stream.member.is_present()) {
                 n += self.read(slot, machine, sink);
             }
         }
@@ -468,9 +474,10 @@ impl Streams {
     fn accept(&mut self, now: u64) {
         let Some(listener) = &mut self.listener else { return };
         let accepted = self.strangers.accept(listener, &self.epoll, &self.neighbours, now);
-        listener.watch(accepted.is_ok());
+        let watched = listener.watch(accepted.is_ok());
         match accepted {
-            Ok(()) => {}
+            Ok(()) if watched => {}
+            Ok(()) => self.deaf_until = now + RETRY_NS,
             Err(errno) if errno.is_shortage() || tcp::passes(errno) => {
                 self.deaf_until = now + RETRY_NS;
             }
@@ -512,8 +519,7 @@ impl Streams {
         let Some(stream) = place else { return 0 };
         let (turn, peer) = (stream.read(machine, sink), stream.peer);
         // A stream that may not be read yet must not cause wakeups.
-        stream.member.watch(!stream.waits);
-        self.waits |= stream.waits;
+        self.waits |= stream.waits | !stream.member.watch(!stream.waits);
         match turn {
             Turn::Goes(n) => {
                 if n > 0 {

@@ -2,6 +2,7 @@
 
 use super::super::udp::UdpLink;
 use super::super::{Net, NetSettings};
+use super::member::NONE_COMES_BACK;
 use super::wire::{GREETING_TAG_AT, Greeting, HEADER_TAG_AT, Header, KEPT};
 use super::*;
 use crate::memory::OwnedBuffer;
@@ -377,6 +378,44 @@ fn without_descriptors_the_sender_hears_that_its_frames_are_not_read() {
     assert!(a.has_stream(to_b, &mut b, 5));
     assert!(a.frame(to_b, 2, &pattern(100)));
     assert_eq!(b.hears(1), [Message(2, pattern(100))]);
+}
+
+#[test]
+fn a_stream_that_does_not_come_back_to_the_set_is_looked_at_all_the_same() {
+    let (mut a, mut b, to_b) = pair();
+    assert!(a.frame(to_b, 1, &pattern(10)));
+    assert_eq!(b.hears(1), [Message(1, pattern(10))]);
+    // Its next frame waited for a message, which is there now.
+    let streams = b.streams();
+    let stream = streams.incoming[0].as_mut().unwrap();
+    stream.member.watch(false);
+    (stream.waits, streams.waits, streams.hot) = (true, true, 0);
+    streams.wake();
+    NONE_COMES_BACK.set(true);
+    b.poll();
+    NONE_COMES_BACK.set(false);
+    (b.streams().hot, b.streams().latest) = (0, 9);
+    assert!(b.streams().next_timeout(u64::MAX).is_some(), "no descriptor wakes a sleeper");
+    assert!(a.frame(to_b, 2, &pattern(10)));
+    assert_eq!(b.hears(1), [Message(2, pattern(10))]);
+}
+
+#[test]
+fn a_listener_that_does_not_come_back_to_the_set_tries_again() {
+    let (mut a, mut b) = (End::open(4), End::open(4));
+    let to_b = a.meet(&mut b);
+    b.streams().strangers.full = true;
+    b.streams().accept(0);
+    b.streams().strangers.full = false;
+    NONE_COMES_BACK.set(true);
+    b.streams().deaf_until = 1;
+    b.streams().wake();
+    b.poll();
+    NONE_COMES_BACK.set(false);
+    assert!(b.streams().next_timeout(0).is_some(), "it waits a moment");
+    assert!(a.has_stream(to_b, &mut b, 10));
+    assert!(a.frame(to_b, 1, &pattern(100)));
+    assert_eq!(b.hears(1), [Message(1, pattern(100))]);
 }
 
 #[test]
