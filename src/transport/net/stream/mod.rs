@@ -30,7 +30,7 @@ use super::neighbours::{Neighbours, Standing};
 use super::reliable::Reliable;
 use crate::memory::SegmentList;
 use crate::sys::late_set::LateSet;
-use crate::sys::{Errno, tcp};
+use crate::sys::{Errno, process, tcp};
 use crate::telemetry::log;
 use crate::transport::{Address, PeerId, SendError, StreamEnd};
 use incoming::{Incoming, Turn};
@@ -230,8 +230,13 @@ impl Streams {
         let mut greeting = Greeting { dest: remote_id, number, tag: 0 };
         let Some(tag) = machine.sign(id, true, &greeting.signed()) else { return };
         greeting.tag = tag;
-        let made = tcp::connect(&self.me, &address.0)
-            .and_then(|fd| Member::new(fd, &self.epoll, TO_PEER | u64::from(peer.0)));
+        let made = tcp::connect(&self.me, &address.0).and_then(|fd| {
+            // The others are left to the application.
+            if process::descriptors_are_scarce(&fd) && !self.make_room(now) {
+                return Err(Errno(libc::EMFILE));
+            }
+            Member::new(fd, &self.epoll, TO_PEER | u64::from(peer.0))
+        });
         match made {
             Ok(member) => {
                 self.number = number;

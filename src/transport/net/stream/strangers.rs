@@ -6,6 +6,7 @@ use crate::memory::SegmentList;
 use crate::sys::Errno;
 use crate::sys::event::wait_readable;
 use crate::sys::late_set::LateSet;
+use crate::sys::process::descriptors_are_scarce;
 use crate::sys::spare::{self, Spare};
 use crate::sys::tcp::{self, Received};
 use crate::telemetry::log;
@@ -66,7 +67,10 @@ impl Strangers {
         if self.full {
             return Err(Errno(libc::EMFILE));
         }
-        tcp::accept(listener.fd())
+        let accepted = tcp::accept(listener.fd())?;
+        // The others are left to the application.
+        let scarce = accepted.as_ref().is_some_and(|(fd, _)| descriptors_are_scarce(fd));
+        if scarce { Err(Errno(libc::EMFILE)) } else { Ok(accepted) }
     }
 
     /// Without a descriptor, connections are closed at once, by means of the spare ones: the system has completed them
@@ -83,8 +87,8 @@ impl Strangers {
         });
     }
 
-    /// Accepts some connections. Errors: EMFILE, ENFILE: all that waited were refused; ENOMEM; the error of a
-    /// system-call filter.
+    /// Accepts some connections. Errors: EMFILE, ENFILE, also where the other descriptors are left to the application: all
+    /// that waited were refused; ENOMEM; the error of a system-call filter.
     pub(super) fn accept(
         &mut self,
         listener: &Member,
@@ -108,7 +112,7 @@ impl Strangers {
                 Err(errno) => {
                     log::limited!(
                         cause: errno.0,
-                        "cannot accept a TCP stream: {errno}; long messages come as datagrams, which is slower"
+                        "cannot accept a TCP stream: {errno}; long messages come as datagrams, which is slower. Half of the descriptors of a process are left to the application (ulimit -n)"
                     );
                     if matches!(errno.0, libc::EMFILE | libc::ENFILE) {
                         self.refuse_all(listener);

@@ -6,6 +6,7 @@ use super::member::NONE_COMES_BACK;
 use super::wire::{GREETING_TAG_AT, Greeting, HEADER_TAG_AT, Header, KEPT};
 use super::*;
 use crate::memory::OwnedBuffer;
+use crate::sys::process::LEFT;
 use crate::sys::reserve::tests::without_memory;
 use crate::transport::JobKey;
 use crate::transport::Source;
@@ -378,6 +379,48 @@ fn without_descriptors_the_sender_hears_that_its_frames_are_not_read() {
     assert!(a.has_stream(to_b, &mut b, 5));
     assert!(a.frame(to_b, 2, &pattern(100)));
     assert_eq!(b.hears(1), [Message(2, pattern(100))]);
+}
+
+#[test]
+fn descriptors_are_left_to_the_application() {
+    let (mut a, mut b) = (End::open(4), End::open(4));
+    let to_b = a.meet(&mut b);
+    // The first one that is made is already beyond the half.
+    LEFT.set(Some(100));
+    assert!(!a.net.has_stream(to_b));
+    assert!(a.streams().outgoing.is_empty() && a.streams().failures.len() == 1);
+    a.streams().failures.clear();
+    LEFT.set(None);
+    assert!(!a.net.has_stream(to_b), "it connects");
+    assert_eq!(a.streams().outgoing.len(), 1);
+    // The same for one that comes.
+    LEFT.set(Some(100));
+    assert!(within(5, || {
+        b.poll();
+        b.streams().next_timeout(0).is_some() || b.streams().counts().taken > 0
+    }));
+    assert_eq!((b.streams().counts().taken, b.streams().incoming.len()), (0, 0));
+    assert!(within(5, || {
+        a.poll();
+        a.streams().outgoing.is_empty()
+    }));
+    LEFT.set(None);
+}
+
+#[test]
+fn an_idle_stream_gives_way_where_descriptors_are_scarce() {
+    let (mut a, b, to_b) = pair();
+    let mut c = End::open(4);
+    let to_c = a.meet(&mut c);
+    let inner = a.net.numbers.inner(to_c).unwrap();
+    let later = crate::sys::clock::now_ns() + 2 * IDLE_NS;
+    LEFT.set(Some(0));
+    let at = c.net.me;
+    a.inner(|machine, streams| streams.is_ready(machine, inner, &at, later));
+    LEFT.set(None);
+    let peers: Vec<PeerId> = a.streams().outgoing.keys().copied().collect();
+    assert_eq!(peers, [inner]);
+    drop((b, to_b));
 }
 
 #[test]
