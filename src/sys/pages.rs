@@ -61,6 +61,15 @@ impl Pages {
         Ok(Self { base, len, home: Home::here() })
     }
 
+    /// Replaces anonymous pages by new ones, which are zero. Errors: ENOMEM.
+    pub(super) fn renew(&self) -> Result<()> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        let (at, access) = (self.base.as_ptr().cast(), libc::PROT_READ | libc::PROT_WRITE);
+        // SAFETY: the mapping made by `new`, to which no reference exists.
+        let base = unsafe { libc::mmap(at, self.len, access, flags, -1, 0) };
+        if base == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
+    }
+
     /// The first byte.
     #[inline]
     pub(super) fn base(&self) -> NonNull<u8> {

@@ -28,10 +28,11 @@
 //! monitor (6 µs on the project machine). khugepaged leaves such mappings alone. Another user of userfaultfd gets EBUSY
 //! for them. If a part of a watched mapping was mapped over, mremap(2) of the whole fails with EFAULT.
 //!
-//! Without userfaultfd (a sandbox, an old kernel) registrations are kept where the device pages on demand, because they
-//! follow every change ([`Registrar::follows`]). Elsewhere every request gets a registration of its own, of just its
-//! bytes and with just its access, which ends with its lease: correct, but slower. No call here waits long. If there is no registration, the caller gets a [`Refusal`] and
-//! sends fragments.
+//! Without userfaultfd (a sandbox, an old kernel) registrations are kept by the kernel's rv module, which every request
+//! asks ([`Registrar::shares`]), or where the device pages on demand, because they follow every change
+//! ([`Registrar::follows`]). Elsewhere every request gets a registration of its own, of just its bytes and with just its
+//! access, which ends with its lease: correct, but slower. No call here waits long. If there is no registration, the
+//! caller gets a [`Refusal`] and sends fragments.
 
 mod index;
 pub(crate) mod monitor;
@@ -44,7 +45,7 @@ mod statistics;
 mod tests;
 mod worker;
 
-pub(crate) use monitor::Monitor;
+pub(crate) use monitor::{Lack, Monitor};
 pub(crate) use registrar::{Access, Limits, Registrar};
 pub(crate) use settings::{CachePolicy, CacheSettings};
 pub(crate) use span::Span;
@@ -56,7 +57,7 @@ use crate::sys::process::{ForkMark, page_size};
 use crate::sys::{Errno, clock};
 use crate::telemetry::log;
 use index::{Entry, Index, Pending, Released};
-use monitor::{Lack, Subscriber, Watched, lock};
+use monitor::{Subscriber, Watched, lock};
 use shared::Shared;
 use statistics::{Account, count};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -238,14 +239,19 @@ impl<R: Registrar> Cache<R> {
 
     /// Counts of what the cache has done so far.
     pub(crate) fn statistics(&self) -> Statistics {
+        let elsewhere = self.shared.registrar.found();
         let index = lock(&self.shared.index);
         let (entries, entry_bytes) = index.size();
+        let own = self.shared.counters.snapshot();
+        let (hits, misses) = elsewhere.unwrap_or((own.hits, own.misses));
         Statistics {
+            hits,
+            misses,
             invalidations: index.invalidations,
             evictions: index.evictions,
             entries: entries as u64,
             entry_bytes: entry_bytes as u64,
-            ..self.shared.counters.snapshot()
+            ..own
         }
     }
 
@@ -323,10 +329,15 @@ impl<R: Registrar> Cache<R> {
         Some((made, listed))
     }
 
-    /// A registration for this request alone.
+    /// A registration for this request alone, as far as this cache knows.
     fn once(&self, exact: Span, access: Access) -> Result<Lease<R>, Refusal> {
-        let entry = self.register(exact, access, access)?;
-        count(&self.shared.counters.uncached);
+        let shares = self.shared.registrar.shares();
+        // The same access for all, so that they find each other's.
+        let generous = if shares { access.union(self.shared.generous) } else { access };
+        let entry = self.register(exact, access, generous)?;
+        if !shares {
+            count(&self.shared.counters.uncached);
+        }
         Ok(self.lease(entry))
     }
 

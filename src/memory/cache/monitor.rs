@@ -124,6 +124,11 @@ impl std::fmt::Display for Lack {
 }
 
 impl Lack {
+    #[cfg(test)]
+    pub(crate) fn for_test(what: &'static str, error: Errno) -> Self {
+        Self { what, error }
+    }
+
     /// Warns that nothing is kept because of it.
     #[cold]
     pub(crate) fn tell(&self) {

@@ -41,6 +41,21 @@ pub(crate) trait Registrar: Send + Sync + 'static {
     fn follows(&self) -> bool {
         false
     }
+
+    /// Whether registrations are kept behind this interface, and found again for requests with the same access.
+    fn shares(&self) -> bool {
+        false
+    }
+
+    /// Ends registrations that are kept there and not in use, of at least `bytes` in all. False: there were none.
+    fn let_go(&self, _bytes: usize) -> bool {
+        false
+    }
+
+    /// How often a registration was found there, and how often not.
+    fn found(&self) -> Option<(u64, u64)> {
+        None
+    }
 }
 
 /// Limits of a cache. If either is zero, nothing is kept.

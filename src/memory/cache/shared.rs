@@ -37,7 +37,8 @@ impl<R: Registrar> Shared<R> {
             let Some(more) = lock(&self.index).evict() else { break };
             gone += more;
         }
-        self.bury() || gone > 0
+        let elsewhere = gone < bytes && self.registrar.let_go(bytes - gone);
+        self.bury() || gone > 0 || elsewhere
     }
 
     /// Calls `announce`, and has `span` watched if that returns true: see [`Monitor::watch`]. Without a monitor nothing

@@ -12,12 +12,13 @@ pub(crate) const MINOR: u16 = 6;
 pub(crate) const MINOR_MIN: u16 = 3;
 
 /// Capabilities of a module (CAPABILITY).
-#[cfg(test)]
 pub(super) const CAN_USER_MR: u64 = 1 << 0;
 pub(super) const CAN_EVICT: u64 = 1 << 1;
 /// It supports GPUs of some vendor, and distinguishes an event ring from GPU memory by MAP_LOCKED.
 pub(super) const CAN_GPU: u64 = 0b111 << 61;
 
+/// Registrations for queue pairs of the process only.
+pub(super) const MODE_USER: u8 = 0;
 /// Kernel RC queue pairs and kernel registrations.
 pub(super) const MODE_KERNEL: u8 = 1;
 /// Most bytes of a device's name, including the terminating zero.
@@ -167,7 +168,8 @@ layout! {
         16 registration_max: u64,
     }
 
-    /// Question of REG_MEM; up to 1.4 it ends before `base_addr`, up to 1.1 before `alloc_id`.
+    /// Question of REG_MEM; up to 1.4 it ends before `base_addr`, up to 1.1 before `alloc_id`. The first two members, and the
+    /// driver's data (`struct irdma_mem_reg_req`), are for queue pairs of the process only.
     RegMem: 64 {
         0 pd: u32,
         4 command_fd: i32,

@@ -5,7 +5,8 @@ use super::abi::*;
 use super::kernel::Kernel;
 use super::module::{Found, Module};
 use super::ring::{self, Event, HEADER, Layout, PACKED_65, Ring};
-use super::{Here, Refusal};
+use super::{Domain, Here, Refusal, UserCache};
+use crate::sys::cma::{self, Range};
 use crate::sys::errno::{Errno, Result};
 use crate::sys::pages::Pages;
 use std::collections::{HashMap, VecDeque};
@@ -23,6 +24,20 @@ struct Mr {
     access: u32,
     references: u32,
     used: u64,
+    /// Its memory was replaced while it was in use: it ends with its last use.
+    freeing: bool,
+    /// What is on its pages, which a device would still read when other pages are mapped there.
+    pages: Vec<u8>,
+}
+
+impl Mr {
+    fn len(&self) -> u64 {
+        self.end - self.start
+    }
+
+    fn holds(&self, (user, access): (usize, u32), (start, end): (u64, u64)) -> bool {
+        self.user == user && self.access == access && self.start <= start && self.end >= end
+    }
 }
 
 /// A process's open descriptor.
@@ -38,6 +53,8 @@ struct User {
     /// So many of its next events are lost.
     overflow: u32,
     open: bool,
+    hits: u64,
+    misses: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -79,6 +96,8 @@ struct Node {
     /// Errors of the next calls, by the request's low byte.
     faults: HashMap<u8, VecDeque<i32>>,
     registrations_max: usize,
+    /// The descriptor of a context of its device, and a protection domain there.
+    domain: (i32, u32),
 }
 
 #[derive(Debug, Default)]
@@ -95,6 +114,8 @@ pub(crate) struct State {
     /// Requests for queue pairs that do not exist.
     pub(crate) strays: u64,
     pub(crate) posted: u64,
+    /// P_Keys of the paths that were connected.
+    pub(crate) partitions: Vec<u16>,
 }
 
 /// All nodes of a test.
@@ -131,6 +152,7 @@ impl Fabric {
             gone: false,
             faults: HashMap::new(),
             registrations_max: 4096,
+            domain: (700, 0), // 0 is a valid handle
         };
         fabric.state().nodes = (0..nodes).map(node).collect();
         fabric
@@ -166,6 +188,36 @@ impl Fabric {
 
     pub(crate) fn attach(&self, node: usize) -> (Arc<Module>, Ring) {
         self.open(node).unwrap().attach(&self.here(node)).unwrap()
+    }
+
+    /// A protection domain of a process on `node`.
+    pub(crate) fn domain(&self, node: usize) -> Domain {
+        let (command_fd, handle) = self.state().nodes[node].domain;
+        Domain { device: "rxe0".to_owned(), command_fd, handle }
+    }
+
+    /// The cache of user registrations of `bytes` for a domain of a process on `node`.
+    pub(crate) fn cache(
+        &self,
+        node: usize,
+        bytes: usize,
+    ) -> std::result::Result<UserCache, Refusal> {
+        UserCache::over(self.open(node)?, self.domain(node), bytes)
+    }
+
+    /// The pages at these addresses are replaced: the kernel's MMU notifier, before that happens.
+    pub(crate) fn changes(&self, addr: u64, len: u64) {
+        self.state().changes(addr, len);
+    }
+
+    /// The `len` bytes at `addr` as a device reads them by a local key, from the pages that were registered. Panics if the
+    /// key does not allow that.
+    pub(crate) fn read(&self, lkey: u32, addr: u64, len: usize) -> Vec<u8> {
+        let state = self.state();
+        let mr = &state.mrs[&u64::from(lkey)];
+        assert!(mr.references > 0 && mr.start <= addr && addr + len as u64 <= mr.end);
+        let from = (addr - mr.start) as usize;
+        mr.pages[from..from + len].to_vec()
     }
 
     pub(crate) fn set_abi(&self, node: usize, minor: u16, capability: u64) {
@@ -289,9 +341,7 @@ impl State {
     }
 
     fn complete(&mut self, write: Pending, status: u8) {
-        if let Some(mr) = self.mrs.get_mut(&write.mr) {
-            mr.references -= 1;
-        }
+        self.put(write.mr);
         let conn = conn_of(self.users[write.user].node, write.to);
         let wr_id = write.question.wr_id;
         if self.users[write.user].open {
@@ -319,7 +369,7 @@ impl State {
 
     fn call(&mut self, user: usize, request: u32, bytes: &mut [u8]) -> Result<i32> {
         let node = self.users[user].node;
-        let Node { gone, minor, capability, registrations_max, .. } = self.nodes[node];
+        let Node { gone, minor, capability, .. } = self.nodes[node];
         let faults = self.nodes[node].faults.get_mut(&((request & 0xff) as u8));
         if let Some(errno) = faults.and_then(VecDeque::pop_front) {
             return Err(Errno(errno));
@@ -341,74 +391,27 @@ impl State {
             }
             ATTACH | ATTACH_UP_TO_5 => {
                 let attach: Attach = from_bytes(bytes);
-                let fits = request == attach_of(minor) && attach.mode == MODE_KERNEL;
-                if !fits || !self.users[user].asked || attach.port == 0 || attach.events > 10_000 {
+                if request != attach_of(minor) || !self.users[user].asked {
                     return invalid;
                 }
-                if attach.gid != self.nodes[node].gid {
-                    return Err(Errno(libc::ENOENT));
-                }
-                if attached {
-                    return Err(Errno(libc::EBUSY));
-                }
-                let taken: Vec<u32> = self
-                    .users
-                    .iter()
-                    .filter(|user| user.open && user.node == node && user.attach.is_some())
-                    .map(|user| user.index)
-                    .collect();
-                let index = (0..1 << attach.index_bits).find(|index| !taken.contains(index));
-                let index = index.ok_or(Errno(libc::ENOMEM))?;
-                self.users[user].index = index;
-                self.users[user].attach = Some(attach);
-                let registration_max = if minor > 3 { 512 * PAGE } else { 0 };
-                let answer = Attached {
-                    index,
-                    cache_mib: 256,
-                    q_depth: 4000,
-                    reconnect_timeout_s: attach.reconnect_timeout_s,
-                    registration_max,
-                };
-                put(bytes, &answer);
+                return self.attach(user, &attach, bytes);
             }
             _ if !attached => return invalid,
             REG_MEM | REG_MEM_UP_TO_4 => {
-                let RegMem { addr, len, access, .. } = from_bytes(bytes);
-                if request != reg_mem_of(minor) || access & ACCESS_KERNEL == 0 {
+                if request != reg_mem_of(minor) {
                     return invalid;
                 }
-                let (start, end) = (addr / PAGE * PAGE, (addr + len).div_ceil(PAGE) * PAGE);
-                let holds = |mr: &Mr| {
-                    mr.user == user && mr.access == access && mr.start <= start && mr.end >= end
-                };
-                let known = self.mrs.iter().find(|(_, mr)| holds(mr)).map(|(key, _)| *key);
-                let key = match known {
-                    Some(key) => key,
-                    None if self.cached_by(user) >= registrations_max => {
-                        return Err(Errno(libc::ENOMEM));
-                    }
-                    None => self.clock + 1000,
-                };
-                let used = self.clock;
-                let mr = self.mrs.entry(key).or_insert(Mr {
-                    user,
-                    start,
-                    end,
-                    access,
-                    references: 0,
-                    used,
-                });
-                mr.references += 1;
-                mr.used = used;
-                let rkey = key as u32;
-                put(bytes, &Registered { handle: !key, iova: addr, lkey: rkey, rkey });
+                return self.register(user, from_bytes(bytes), bytes);
             }
             DEREG_MEM => {
-                let DeregMem { handle, .. } = from_bytes(bytes);
-                match self.mrs.get_mut(&!handle).filter(|mr| mr.user == user && mr.references > 0) {
-                    Some(mr) => mr.references -= 1,
-                    None => return invalid,
+                let DeregMem { handle, addr, len, access, .. } = from_bytes(bytes);
+                let range = (addr, addr + len);
+                let known = self.mrs.get(&!handle);
+                let known = known.filter(|mr| mr.references > 0 && mr.holds((user, access), range));
+                if known.is_none() {
+                    return invalid;
                 }
+                self.put(!handle);
             }
             EVICT => return self.evict(user, bytes),
             CONN_CREATE | CONN_CONNECT | CONN_CONNECTED | CONN_COUNT | CONN_STATS => {
@@ -417,12 +420,149 @@ impl State {
             POST_WRITE => return self.post(user, bytes),
             CACHE_STATS => {
                 let count = self.cached_by(user) as u32;
-                put(bytes, &CacheStatistics { count, ..CacheStatistics::default() });
+                let User { hits, misses, .. } = self.users[user];
+                let known = CacheStatistics { count, hits, misses, ..CacheStatistics::default() };
+                put(bytes, &known);
             }
             EVENT_STATS => put(bytes, &EventStatistics::default()),
             _ => return Err(Errno(libc::ENOTTY)),
         }
         Ok(0)
+    }
+
+    fn attach(&mut self, user: usize, attach: &Attach, bytes: &mut [u8]) -> Result<i32> {
+        let User { node, attach: ref before, .. } = self.users[user];
+        let Node { minor, capability, gid, .. } = self.nodes[node];
+        let fits = match attach.mode {
+            MODE_USER => capability & CAN_USER_MR != 0,
+            MODE_KERNEL => attach.port != 0 && attach.events <= 10_000,
+            _ => false,
+        };
+        if !fits {
+            return Err(Errno(libc::EINVAL));
+        }
+        if before.is_some() {
+            return Err(Errno(libc::EBUSY));
+        }
+        let index = match attach.mode {
+            MODE_USER if !attach.device.starts_with(b"rxe0\0") => return Err(Errno(libc::ENODEV)),
+            MODE_USER => u32::MAX,
+            _ if attach.gid != gid => return Err(Errno(libc::ENOENT)),
+            _ => {
+                let taken: Vec<u32> = self
+                    .users
+                    .iter()
+                    .filter(|user| user.open && user.node == node && user.attach.is_some())
+                    .map(|user| user.index)
+                    .collect();
+                let index = (0..1 << attach.index_bits).find(|index| !taken.contains(index));
+                index.ok_or(Errno(libc::ENOMEM))?
+            }
+        };
+        self.users[user].index = index;
+        self.users[user].attach = Some(*attach);
+        let answer = Attached {
+            index,
+            cache_mib: if attach.cache_mib == 0 { 256 } else { attach.cache_mib },
+            q_depth: if attach.mode == MODE_KERNEL { 4000 } else { 0 },
+            reconnect_timeout_s: attach.reconnect_timeout_s,
+            registration_max: if minor > 3 { 512 * PAGE } else { 0 },
+        };
+        put(bytes, &answer);
+        Ok(0)
+    }
+
+    fn register(&mut self, user: usize, question: RegMem, bytes: &mut [u8]) -> Result<i32> {
+        let RegMem { addr, len, access, pd, command_fd, .. } = question;
+        let Node { registrations_max, domain, .. } = self.nodes[self.users[user].node];
+        let attach = self.users[user].attach.unwrap();
+        if access & ACCESS_KERNEL != 0 && attach.mode != MODE_KERNEL {
+            return Err(Errno(libc::EINVAL));
+        }
+        let range = (addr / PAGE * PAGE, (addr + len).div_ceil(PAGE) * PAGE);
+        self.clock += 1;
+        let found = |mr: &Mr| mr.holds((user, access), range);
+        let known = self.mrs.iter().find(|(_, mr)| found(mr) && !mr.freeing).map(|(key, _)| *key);
+        let key = match known {
+            Some(key) => {
+                self.users[user].hits += 1;
+                key
+            }
+            None => {
+                let fails = match access & ACCESS_KERNEL {
+                    0 if command_fd != domain.0 => Some(libc::EFAULT),
+                    0 if pd != domain.1 => Some(libc::EINVAL),
+                    _ if self.mrs.values().any(found) => Some(libc::EBUSY),
+                    _ if self.cached_by(user) >= registrations_max => Some(libc::ENOMEM),
+                    _ => None,
+                };
+                if let Some(errno) = fails {
+                    return Err(Errno(errno));
+                }
+                self.insert(user, range, (access, u64::from(attach.cache_mib) << 20))?
+            }
+        };
+        let used = self.clock;
+        let mr = self.mrs.get_mut(&key).unwrap();
+        mr.references += 1;
+        mr.used = used;
+        let key32 = key as u32;
+        put(bytes, &Registered { handle: !key, iova: addr, lkey: key32, rkey: key32 });
+        Ok(0)
+    }
+
+    /// A new registration, for which others end if all would be more than `limit` bytes; 0: no limit. Errors: EFAULT, ENOMEM.
+    fn insert(
+        &mut self,
+        user: usize,
+        (start, end): (u64, u64),
+        (access, limit): (u32, u64),
+    ) -> Result<u64> {
+        let mut pages = vec![0; (end - start) as usize];
+        let local = [Range { addr: pages.as_mut_ptr() as u64, len: end - start }];
+        // SAFETY: the local range is a vector of this function.
+        let read = unsafe {
+            cma::read(
+                crate::sys::process::pid(),
+                &local,
+                &[Range { addr: start, len: end - start }],
+            )
+        };
+        if read != Ok(pages.len()) {
+            return Err(Errno(libc::EFAULT));
+        }
+        let all = |mrs: &HashMap<u64, Mr>| {
+            mrs.values().filter(|mr| mr.user == user).map(Mr::len).sum::<u64>()
+        };
+        while limit > 0 && all(&self.mrs) + (end - start) > limit {
+            let idle = self.mrs.iter().filter(|(_, mr)| mr.user == user && mr.references == 0);
+            let oldest = idle.min_by_key(|(_, mr)| mr.used).map(|(key, _)| *key);
+            self.mrs.remove(&oldest.ok_or(Errno(libc::ENOMEM))?);
+        }
+        self.users[user].misses += 1;
+        let (references, used, freeing) = (0, self.clock, false);
+        let key = self.clock + 1000;
+        self.mrs.insert(key, Mr { user, start, end, access, references, used, freeing, pages });
+        Ok(key)
+    }
+
+    /// One use of a registration ends.
+    fn put(&mut self, key: u64) {
+        let Some(mr) = self.mrs.get_mut(&key) else { return };
+        mr.references -= 1;
+        if mr.references == 0 && mr.freeing {
+            self.mrs.remove(&key);
+        }
+    }
+
+    fn changes(&mut self, addr: u64, len: u64) {
+        let Self { mrs, users, nodes, .. } = self;
+        mrs.retain(|_, mr| {
+            let hit = mr.start < addr + len && addr < mr.end;
+            // Up to 1.5 what is in use stays.
+            mr.freeing |= hit && mr.references > 0 && nodes[users[mr.user].node].minor >= 6;
+            !hit || mr.references > 0
+        });
     }
 
     fn evict(&mut self, user: usize, bytes: &mut [u8]) -> Result<i32> {
@@ -487,6 +627,7 @@ impl State {
                 }
                 assert!(pair.created.contains(&to), "both create before either connects");
                 pair.connecting.push(node);
+                self.partitions.push(u16::from_be_bytes(connect.p_key));
             }
             CONN_CONNECTED => {
                 let both = pair.connecting.contains(&node) && pair.connecting.contains(&to);
@@ -584,6 +725,11 @@ impl Kernel for Descriptor {
         let memory = Arc::new(Pages::anonymous(len)?);
         state.users[self.user].ring = Some(memory.clone());
         Ok(memory)
+    }
+
+    fn renew(&self, memory: &Pages) -> Result<()> {
+        self.fabric.changes(memory.base().addr().get() as u64, memory.len() as u64);
+        memory.renew()
     }
 }
 

@@ -55,6 +55,7 @@ impl Failure {
             ("ATTACH", libc::EBUSY) => "the job is attached with other settings",
             ("ATTACH", libc::ENOMEM) => "no memory, or as many processes of the job as may be",
             ("ATTACH", libc::EINVAL) => "it refuses the settings",
+            ("REG_MEM", libc::EBUSY) => "that memory changed while it was in use",
             ("REG_MEM", libc::ENOMEM | libc::ENOSPC) => "no room for more registrations",
             ("REG_MEM", libc::EFAULT) => "there is no such memory",
             ("REG_MEM", libc::EINVAL) => "longer than may be, or not attached",
@@ -106,10 +107,20 @@ pub(crate) enum Refusal {
     },
     /// It cannot evict registrations.
     CannotEvict,
+    /// It has no registrations for queue pairs of the process.
+    NoUserRegistrations,
+    /// It keeps a registration although other memory is at its addresses by then.
+    Stale {
+        minor: u16,
+    },
+    /// The device knows registered memory by other addresses than the process.
+    Elsewhere,
     /// A step of the set-up failed.
     Failed(Failure),
     /// The event ring could not be mapped.
     NoRing(Errno),
+    /// There was no page to try it with.
+    NoMemory(Errno),
 }
 
 impl From<Failure> for Refusal {
@@ -130,10 +141,19 @@ impl fmt::Display for Refusal {
                 write!(f, "its ABI {major}.{minor} is newer than {MAJOR}")
             }
             Self::CannotEvict => write!(f, "it cannot evict registrations"),
+            Self::NoUserRegistrations => {
+                write!(f, "it registers for itself only (its parameter enable_user_mr is 0)")
+            }
+            Self::Stale { minor } => write!(
+                f,
+                "its ABI 1.{minor} keeps registrations of memory that is replaced while they are in use, which 1.6 does not"
+            ),
+            Self::Elsewhere => write!(f, "its registrations are at other addresses"),
             Self::Failed(failure) => write!(f, "{failure}"),
             Self::NoRing(Errno(libc::EAGAIN)) => {
                 write!(f, "its event ring is more than the process may lock (RLIMIT_MEMLOCK)")
             }
+            Self::NoMemory(errno) => write!(f, "it could not be tried: {errno}"),
             Self::NoRing(errno) => write!(f, "its event ring cannot be mapped: {errno}"),
         }
     }

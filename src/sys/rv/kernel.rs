@@ -4,7 +4,7 @@ use super::abi::{PATH, argument_len};
 use crate::sys::errno::{Errno, Result, check};
 use crate::sys::pages::Pages;
 use std::fmt::Debug;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 /// A descriptor of the module.
@@ -15,6 +15,11 @@ pub(super) trait Kernel: Debug + Send + Sync {
 
     /// mmap(2) of the event ring.
     fn map(&self, len: usize, locked: bool) -> Result<Arc<Pages>>;
+
+    /// Replaces the pages of anonymous `memory` by new ones, of which the module hears from the kernel. Errors: ENOMEM.
+    fn renew(&self, memory: &Pages) -> Result<()> {
+        memory.renew()
+    }
 }
 
 /// The real module.
@@ -22,12 +27,20 @@ pub(super) trait Kernel: Debug + Send + Sync {
 pub(super) struct Device(OwnedFd);
 
 impl Device {
-    /// Errors: ENOENT, ENODEV, ENXIO (no module), EACCES, EPERM, EMFILE, ENFILE, ENOMEM.
-    pub(super) fn open() -> Result<Self> {
+    /// A descriptor with a number above `other`. Errors: ENOENT, ENODEV, ENXIO (no module), EACCES, EPERM, EMFILE, ENFILE, ENOMEM.
+    pub(super) fn open_above(other: RawFd) -> Result<Self> {
         // SAFETY: a C string; returns a new descriptor or -1.
         let fd = check(unsafe { libc::open(PATH.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) })?;
         // SAFETY: `fd` is new and has no other owner.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        if fd.as_raw_fd() > other {
+            return Ok(Self(fd));
+        }
+        // SAFETY: a live descriptor; returns a new one or -1.
+        let higher =
+            check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, other + 1) })?;
+        // SAFETY: `higher` is new and has no other owner.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(higher) }))
     }
 }
 

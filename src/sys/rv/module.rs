@@ -6,6 +6,7 @@ use super::kernel::{Device, Kernel};
 use super::ring::{self, EVENTS, Ring};
 use crate::sys::errno::Errno;
 use crate::sys::process::{self, Home};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 /// Top bits of an immediate that say for which process of a node it is.
@@ -50,15 +51,20 @@ pub(crate) struct There {
 /// A module that was opened, and whose version is supported.
 #[derive(Debug)]
 pub(crate) struct Found {
-    kernel: Box<dyn Kernel>,
+    pub(super) kernel: Box<dyn Kernel>,
     pub(crate) minor: u16,
-    capability: u64,
+    pub(super) capability: u64,
 }
 
 impl Found {
     /// Opens the module. Errors: why it is unusable.
     pub(crate) fn open() -> Result<Self, Refusal> {
-        match Device::open() {
+        Self::open_above(-1)
+    }
+
+    /// The same with a descriptor whose number is above `other`.
+    pub(super) fn open_above(other: RawFd) -> Result<Self, Refusal> {
+        match Device::open_above(other) {
             Ok(device) => Self::over(Box::new(device)),
             Err(Errno(libc::ENOENT | libc::ENODEV | libc::ENXIO)) => Err(Refusal::Absent),
             Err(errno) => Err(Refusal::Closed(errno)),
@@ -67,7 +73,8 @@ impl Found {
 
     /// Queries the capabilities of the module behind `kernel`.
     pub(super) fn over(kernel: Box<dyn Kernel>) -> Result<Self, Refusal> {
-        let own = Capability { major: MAJOR, minor: MINOR, ..Capability::default() };
+        let (major, minor, capability) = (MAJOR, MINOR, CAN_USER_MR | CAN_EVICT);
+        let own = Capability { major, minor, capability, ..Capability::default() };
         let ask = |request: u32| {
             let mut bytes = [0; size_of::<Capability>()];
             bytes.copy_from_slice(to_bytes(&own));
@@ -112,21 +119,12 @@ impl Found {
             heartbeat_ms: HEARTBEAT_MS,
             ..Attach::default() // the rest as set by the module's parameters
         };
-        let name = here.device.as_bytes();
-        match question.device.get_mut(..name.len()) {
-            Some(to) if name.len() < abi::NAME_LEN => to.copy_from_slice(name),
-            _ => return Err(Failure::new(ATTACH, Errno(libc::ENODEV)).into()),
-        }
-        let mut module = Module {
-            kernel: self.kernel,
-            minor: self.minor,
-            attached: Attached::default(),
-            here: here.clone(),
-            home: Home::here(),
-        };
-        module.attached = module.call(attach_of(self.minor), &question)?.0;
+        question.device = name_of_device(&here.device)?;
+        let line = Line { kernel: self.kernel, minor: self.minor, home: Home::here() };
+        let attached = line.call(attach_of(self.minor), &question)?.0;
+        let module = Module { line: Arc::new(line), attached, here: here.clone() };
         let locked = self.capability & CAN_GPU != 0;
-        let map = |len| module.kernel.map(len, locked);
+        let map = |len| module.line.kernel.map(len, locked);
         let ring = ring::map(self.minor, EVENTS, map)
             .and_then(|(memory, layout)| Ring::new(memory, EVENTS, layout))
             .map_err(Refusal::NoRing)?;
@@ -147,11 +145,27 @@ pub(crate) struct Connection {
 /// that attached.
 #[derive(Debug)]
 pub(crate) struct Module {
-    kernel: Box<dyn Kernel>,
-    minor: u16,
+    line: Arc<Line>,
     attached: Attached,
     here: Here,
-    home: Home,
+}
+
+/// A descriptor of the module: its requests that both kinds of attachment have.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) kernel: Box<dyn Kernel>,
+    pub(super) minor: u16,
+    pub(super) home: Home,
+}
+
+/// A device's name as the module reads it. Errors: ENODEV for one that is too long.
+pub(super) fn name_of_device(name: &str) -> Result<[u8; abi::NAME_LEN], Failure> {
+    let mut bytes = [0; abi::NAME_LEN];
+    match bytes.get_mut(..name.len()) {
+        Some(to) if name.len() < abi::NAME_LEN => to.copy_from_slice(name.as_bytes()),
+        _ => return Err(Failure::new(ATTACH, Errno(libc::ENODEV))),
+    }
+    Ok(bytes)
 }
 
 /// 32 bits that identify a port to its neighbours: the LID, or the end of the GID, which for RoCE over
@@ -161,8 +175,12 @@ fn short(gid: &[u8; 16], lid: u16) -> u32 {
     if lid != 0 { u32::from(lid) } else { u32::from_be_bytes([a, b, c, d]) }
 }
 
-impl Module {
-    fn call<Q: Plain, A: Plain>(&self, request: u32, question: &Q) -> Result<(A, i32), Failure> {
+impl Line {
+    pub(super) fn call<Q: Plain, A: Plain>(
+        &self,
+        request: u32,
+        question: &Q,
+    ) -> Result<(A, i32), Failure> {
         if !self.home.is_here() {
             return Err(Failure::new(request, Errno(libc::EOWNERDEAD)));
         }
@@ -179,42 +197,17 @@ impl Module {
         }
     }
 
-    /// The index of this process among the node's.
-    pub(crate) fn index(&self) -> u32 {
-        self.attached.index
-    }
-
-    pub(crate) fn here(&self) -> &Here {
-        &self.here
-    }
-
-    pub(crate) fn minor(&self) -> u16 {
-        self.minor
-    }
-
-    /// Longest registration, bytes; `None`: unknown.
-    pub(crate) fn registration_max(&self) -> Option<usize> {
-        usize::try_from(self.attached.registration_max).ok().filter(|max| *max > 0)
-    }
-
-    /// Registers memory, or finds it registered; `remote`: for peers to write, otherwise for this side to read.
-    /// Registering alone moves no byte; code that gives the key out is responsible for the consequences.
-    pub(crate) fn register(
-        self: &Arc<Self>,
-        addr: u64,
-        len: u64,
-        remote: bool,
-    ) -> Result<Region, Failure> {
-        let rights = if remote { ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE } else { 0 };
-        let access = ACCESS_KERNEL | rights;
-        let question = RegMem { addr, len, access, ..RegMem::default() };
+    /// Registers memory, or finds it registered. Registering alone moves no byte; code that gives the key out is responsible
+    /// for the consequences.
+    pub(super) fn register(self: &Arc<Self>, question: RegMem) -> Result<Region, Failure> {
+        let RegMem { addr, len, access, .. } = question;
         let (registered, _) = self.call(reg_mem_of(self.minor), &question)?;
-        Ok(Region { module: self.clone(), registered, addr, len, access })
+        Ok(Region { line: self.clone(), registered, addr, len, access })
     }
 
     /// Ends registrations in this range, whole pages, that are not in use: when this returns, their keys are
     /// void. Returns bytes.
-    pub(crate) fn evict(&self, addr: u64, len: u64) -> Result<u64, Failure> {
+    pub(super) fn evict(&self, addr: u64, len: u64) -> Result<u64, Failure> {
         let page = process::page_size() as u64;
         let (start, end) = (addr / page * page, addr.saturating_add(len).div_ceil(page) * page);
         let question = Evict {
@@ -227,10 +220,57 @@ impl Module {
     }
 
     /// Ends at least so many bytes of the least recently used registrations. Returns bytes.
-    pub(crate) fn evict_amount(&self, bytes: u64) -> Result<u64, Failure> {
+    pub(super) fn evict_amount(&self, bytes: u64) -> Result<u64, Failure> {
         let question =
             Evict { kind: EVICT_AMOUNT, addr_or_bytes: bytes, len_or_count: 1, ..Evict::default() };
         self.call(EVICT, &question).map(|(Evicted { bytes, .. }, _)| bytes)
+    }
+
+    pub(super) fn cache_statistics(&self) -> Result<CacheStatistics, Failure> {
+        self.call(CACHE_STATS, &CacheStatistics::default()).map(|(answer, _)| answer)
+    }
+}
+
+impl Module {
+    fn call<Q: Plain, A: Plain>(&self, request: u32, question: &Q) -> Result<(A, i32), Failure> {
+        self.line.call(request, question)
+    }
+
+    /// The index of this process among the node's.
+    pub(crate) fn index(&self) -> u32 {
+        self.attached.index
+    }
+
+    pub(crate) fn here(&self) -> &Here {
+        &self.here
+    }
+
+    pub(crate) fn minor(&self) -> u16 {
+        self.line.minor
+    }
+
+    /// Longest registration, bytes; `None`: unknown.
+    pub(crate) fn registration_max(&self) -> Option<usize> {
+        usize::try_from(self.attached.registration_max).ok().filter(|max| *max > 0)
+    }
+
+    /// Registers memory, or finds it registered; `remote`: for peers to write, otherwise for this side to read.
+    /// Registering alone moves no byte; code that gives the key out is responsible for the consequences.
+    pub(crate) fn register(&self, addr: u64, len: u64, remote: bool) -> Result<Region, Failure> {
+        let rights = if remote { ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE } else { 0 };
+        let access = ACCESS_KERNEL | rights;
+        self.line.register(RegMem { addr, len, access, ..RegMem::default() })
+    }
+
+    /// Ends registrations in this range, whole pages, that are not in use: when this returns, their keys are
+    /// void. Returns bytes.
+    pub(crate) fn evict(&self, addr: u64, len: u64) -> Result<u64, Failure> {
+        self.line.evict(addr, len)
+    }
+
+    /// Ends at least so many bytes of the least recently used registrations. Returns bytes.
+    pub(crate) fn evict_amount(&self, bytes: u64) -> Result<u64, Failure> {
+        self.line.evict_amount(bytes)
     }
 
     /// Allocates a connection to `there` on this node. Both nodes do this before either connects.
@@ -318,7 +358,7 @@ impl Module {
     }
 
     pub(crate) fn cache_statistics(&self) -> Result<CacheStatistics, Failure> {
-        self.call(CACHE_STATS, &CacheStatistics::default()).map(|(answer, _)| answer)
+        self.line.cache_statistics()
     }
 
     pub(crate) fn event_statistics(&self) -> Result<EventStatistics, Failure> {
@@ -332,11 +372,11 @@ impl Module {
     }
 }
 
-/// Memory that the module's queue pairs may use. Deregistered on drop; the module keeps it until it is
+/// Memory that the module's queue pairs may use, or those of the process: see who registered it. Deregistered on drop; the module keeps it until it is
 /// evicted, or its addresses change.
 #[derive(Debug)]
 pub(crate) struct Region {
-    module: Arc<Module>,
+    line: Arc<Line>,
     registered: Registered,
     addr: u64,
     len: u64,
@@ -344,6 +384,13 @@ pub(crate) struct Region {
 }
 
 impl Region {
+    /// The local key, for queue pairs of the process.
+    #[inline]
+    pub(crate) fn lkey(&self) -> u32 {
+        self.registered.lkey
+    }
+
+    #[inline]
     pub(crate) fn rkey(&self) -> u32 {
         self.registered.rkey
     }
@@ -363,6 +410,6 @@ impl Drop for Region {
         let Self { registered: Registered { handle, .. }, addr, len, access, .. } = *self;
         let question = DeregMem { handle, addr, len, access, pad: 0 };
         // It fails only if the registration has already ended.
-        let _ = self.module.call::<_, DeregMem>(DEREG_MEM, &question);
+        let _ = self.line.call::<_, DeregMem>(DEREG_MEM, &question);
     }
 }

@@ -200,8 +200,13 @@ impl OpenDevice {
     /// Whether kernel threads do the work of the hardware: soft-RoCE (rdma_rxe), over any Ethernet, in kernels where it
     /// has threads. In Linux 6.1 the posting thread itself does the work, in 6.12 kernel threads do.
     pub(crate) fn is_threads(&self) -> bool {
+        self.is_soft() && process::kernel_is_at_least(6, 12)
+    }
+
+    /// Whether it is soft-RoCE (rdma_rxe).
+    pub(crate) fn is_soft(&self) -> bool {
         let vendor = self.facts().ok().and_then(|facts| facts.vendor_id);
-        vendor.as_deref() == Some(SOFT_ROCE) && process::kernel_is_at_least(6, 12)
+        vendor.as_deref() == Some(SOFT_ROCE)
     }
 }
 

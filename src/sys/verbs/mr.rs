@@ -4,10 +4,13 @@ use super::device::Pd;
 use super::owned::Owned;
 use crate::sys::errno::{Errno, Result};
 use crate::sys::made_once::MadeOnce;
+use crate::sys::process;
+use crate::sys::rv::{Domain, Failure, Refusal, Region, UserCache};
 use rdma_core_sys::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_RELAXED_ORDERING,
     IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_access_flags, ibv_mr,
 };
+use std::ffi::CStr;
 use std::io::Read;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::with_exposed_provenance_mut;
@@ -30,16 +33,24 @@ pub(crate) enum Permission {
 /// Registers memory with a protection domain.
 #[derive(Clone, Debug)]
 pub(crate) struct Registrar {
+    // The module's registrations end before their domain.
+    module: Option<Arc<UserCache>>,
     pd: Arc<Pd>,
     relaxed: bool,
     on_demand: bool,
 }
 
-/// A registration; it ends when this is dropped, in the process that made it.
+/// A registration; it ends when this is dropped, in the process that made it. One that the rv module keeps is only given back.
 #[derive(Debug)]
 pub(crate) struct Registration {
-    mr: Owned<ibv_mr>,
+    made: Made,
     _pd: Arc<Pd>,
+}
+
+#[derive(Debug)]
+enum Made {
+    ByLibrary(Owned<ibv_mr>),
+    ByModule(Region),
 }
 
 impl Permission {
@@ -64,7 +75,25 @@ impl Permission {
 
 impl Registrar {
     pub(super) fn new(pd: &Arc<Pd>) -> Self {
-        Self { pd: pd.clone(), relaxed: false, on_demand: false }
+        Self { module: None, pd: pd.clone(), relaxed: false, on_demand: false }
+    }
+
+    /// The same, with registrations that the rv module keeps for the next use, `bytes` at most. Errors: why it cannot.
+    pub(crate) fn kept_by_module(self, bytes: usize) -> std::result::Result<Self, Refusal> {
+        // SAFETY: a live domain and its context, whose members do not change; the name is a C string.
+        let (command_fd, handle, device) = unsafe {
+            let context = self.pd.context.as_ptr();
+            let device = CStr::from_ptr((&raw const (*(*context).device).name).cast());
+            ((*context).cmd_fd, (*self.pd.as_ptr()).handle, device)
+        };
+        let device = device.to_string_lossy().into_owned();
+        let module = UserCache::open(Domain { device, command_fd, handle }, bytes)?;
+        Ok(Self { module: Some(Arc::new(module)), ..self })
+    }
+
+    /// The rv module, if it keeps registrations.
+    pub(crate) fn module(&self) -> Option<&UserCache> {
+        self.module.as_deref()
     }
 
     /// The same, for memory whose bytes may be placed in any order before the completion, if `relaxed`. Older libraries
@@ -110,7 +139,28 @@ impl Registrar {
             };
             Owned::new(raw, verbs.dereg_mr)
         }?;
-        Ok(Registration { mr, _pd: self.pd.clone() })
+        Ok(Registration { made: Made::ByLibrary(mr), _pd: self.pd.clone() })
+    }
+
+    /// The same for a use of memory that others may follow: the rv module keeps it, if it keeps registrations. Where it does
+    /// not take this memory, the registration ends with this use.
+    pub(crate) fn register_for_use(
+        &self,
+        addr: usize,
+        len: usize,
+        permission: Permission,
+    ) -> Result<Registration> {
+        let Some(module) = &self.module else { return self.register(addr, len, permission) };
+        // The module passes the rights to the driver as they are, and drivers before Linux 5.7 do not know this one.
+        let access = permission.access(self.relaxed && knows_any_order());
+        match module.register(addr as u64, len as u64, access) {
+            Ok(region) if region.iova() == addr as u64 => {
+                Ok(Registration { made: Made::ByModule(region), _pd: self.pd.clone() })
+            }
+            // The caller may ask for less.
+            Err(Failure { errno: Errno(libc::EFAULT), .. }) => Err(Errno(libc::EFAULT)),
+            _ => self.register(addr, len, permission),
+        }
     }
 
     /// Registers `len` bytes of a dma-buf from `offset` on, for requests that name them by `addr`: that address must be as far
@@ -130,7 +180,7 @@ impl Registrar {
             let raw = register(self.pd.as_ptr(), offset, len, addr, fd.as_raw_fd(), access);
             Owned::new(raw, verbs.dereg_mr)
         }?;
-        Ok(Registration { mr, _pd: self.pd.clone() })
+        Ok(Registration { made: Made::ByLibrary(mr), _pd: self.pd.clone() })
     }
 
     /// Whether memory of dma-bufs may be registered: what the kernel says to a descriptor that is none. Errors: as
@@ -157,16 +207,27 @@ impl Registration {
     /// The local key, for queue pairs of this process.
     #[inline]
     pub(crate) fn lkey(&self) -> u32 {
-        // SAFETY: a live region; the member does not change.
-        unsafe { (*self.mr.as_ptr()).lkey }
+        match &self.made {
+            // SAFETY: a live region; the member does not change.
+            Made::ByLibrary(mr) => unsafe { (*mr.as_ptr()).lkey },
+            Made::ByModule(region) => region.lkey(),
+        }
     }
 
     /// The remote key, for queue pairs of peers.
     #[inline]
     pub(crate) fn rkey(&self) -> u32 {
-        // SAFETY: a live region; the member does not change.
-        unsafe { (*self.mr.as_ptr()).rkey }
+        match &self.made {
+            // SAFETY: a live region; the member does not change.
+            Made::ByLibrary(mr) => unsafe { (*mr.as_ptr()).rkey },
+            Made::ByModule(region) => region.rkey(),
+        }
     }
+}
+
+fn knows_any_order() -> bool {
+    static KNOWS: MadeOnce<bool> = MadeOnce::new();
+    *KNOWS.get_or_make(|| process::kernel_is_at_least(5, 7))
 }
 
 /// Whether devices reach their speed on this host only where the order on the bus is relaxed: AMD's processors, as UCX

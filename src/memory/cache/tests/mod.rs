@@ -8,6 +8,7 @@ mod kinds;
 mod limits;
 mod memory;
 mod model;
+mod module;
 mod process;
 mod races;
 mod rdma;

@@ -1,6 +1,7 @@
 //! The cache with an RDMA device, which reads the data that it sends from the application's memory, and writes the data
 //! that it receives there. Two of its ports are used, one of which has the application's registrations. Without a
-//! device the tests are skipped, unless UDRV_TEST_RDMA=1 requires one.
+//! device the tests are skipped, unless UDRV_TEST_RDMA=1 requires one; those with the rv module are skipped without that,
+//! unless UDRV_TEST_RV=1 requires it.
 
 use super::device::Device;
 use super::memory::{fill, map, map_as, word};
@@ -117,6 +118,19 @@ impl Rdma {
         Some(Self(Arc::new(Inner { registrar, state: Mutex::new(state) })))
     }
 
+    /// The same, whose registrations of the application's memory the rv module keeps, up to `bytes`.
+    fn kept_by_module(len: usize, bytes: usize) -> Option<Self> {
+        let inner = Arc::into_inner(Self::new(len)?.0).unwrap();
+        match inner.registrar.clone().kept_by_module(bytes) {
+            Ok(registrar) => Some(Self(Arc::new(Inner { registrar, ..inner }))),
+            Err(why) => {
+                assert!(std::env::var_os("UDRV_TEST_RV").is_none(), "no rv module: {why}");
+                eprintln!("skipped: no rv module: {why}");
+                None
+            }
+        }
+    }
+
     /// Sends `len` bytes at `addr`. The far end has them when this returns.
     pub(super) fn send(&self, handle: &Registration, addr: usize, len: usize) -> Sent<'_> {
         let mut state = self.0.state.lock().unwrap();
@@ -202,6 +216,18 @@ impl Registrar for Rdma {
     fn register(&self, addr: usize, len: usize, access: Access) -> Result<Registration, Errno> {
         Registrar::register(&self.0.registrar, addr, len, access)
     }
+
+    fn shares(&self) -> bool {
+        self.0.registrar.shares()
+    }
+
+    fn let_go(&self, bytes: usize) -> bool {
+        Registrar::let_go(&self.0.registrar, bytes)
+    }
+
+    fn found(&self) -> Option<(u64, u64)> {
+        Registrar::found(&self.0.registrar)
+    }
 }
 
 impl Device for Rdma {
@@ -263,6 +289,44 @@ fn under_torture() {
         assert!(statistics.hits > 0 && statistics.invalidations > 0);
         // An emulator on a busy machine may not get so far.
         assert!(statistics.evictions > 0 || statistics.misses < 200);
+    });
+}
+
+#[test]
+fn what_the_module_keeps_is_what_is_mapped() {
+    let Some(device) = Rdma::kept_by_module(MOST, 64 << 20) else { return };
+    let cache = Cache::new(device.clone(), None, LIMITS, ALL).unwrap();
+    let addr = map(MOST);
+    let sent = |stamp: u64| {
+        fill(addr, MOST, stamp);
+        let lease = cache.get(addr, MOST, Access::READ).unwrap();
+        assert_eq!(device.word(lease.handle(), addr + MOST - 8), stamp);
+        device.receive(lease.handle(), addr + PAGE, stamp + 1000);
+        assert_eq!(word(addr + PAGE), stamp + 1000);
+    };
+    let before = cache.statistics();
+    (1..=3).for_each(sent);
+    for stamp in 4..20 {
+        super::memory::unmap(addr, MOST);
+        assert!(super::memory::map_free(addr, MOST));
+        sent(stamp);
+    }
+    let known = cache.statistics();
+    assert_eq!((known.hits - before.hits, known.misses - before.misses), (2, 17), "{known:?}");
+    let held = cache.get(addr, MOST, Access::READ).unwrap();
+    super::memory::map_over(addr, MOST);
+    sent(21); // for this use alone
+    drop(held);
+    sent(22);
+}
+
+#[test]
+fn under_torture_with_the_module() {
+    let without = [Without::Userfaultfd];
+    alone(&format!("{NAME}under_torture_with_the_module"), &without, || {
+        let Some(device) = Rdma::kept_by_module(MOST, 4 << 20) else { return };
+        let Some(statistics) = torture(device, false, LIMITS) else { return };
+        assert!(statistics.hits > 0 && statistics.uncached == 0, "{statistics:?}");
     });
 }
 

@@ -549,6 +549,23 @@ fn hostile_controls_change_nothing() {
 }
 
 #[test]
+fn a_path_within_a_partition_has_its_key() {
+    let fabric = Fabric::new(2);
+    let network = Network::InfiniBand { pkey: 0x8012, routed: false };
+    let (module, ring) = fabric.attach(0);
+    let rv = Rv::new((module.clone(), ring), network, 4096, Box::new(|| true)).unwrap();
+    let limited = Network::InfiniBand { pkey: 0x12, routed: false };
+    let (there, other) = (fabric.attach(1).0, module.here().clone());
+    let end =
+        End { number: 0, psn: 0, mtu: 4096, network: limited, lid: 7, gid: gid(1), serves: 0 };
+    let node = rv.node_of(&module, &end).unwrap();
+    let connection = module.create(&node).unwrap();
+    there.create(&There { gid: other.gid, ..node }).unwrap();
+    module.connect(connection.handle, &node).unwrap();
+    assert_eq!(fabric.state().partitions, [0x8012]);
+}
+
+#[test]
 fn who_sleeps_is_woken_by_the_clock_while_something_is_due() {
     use crate::sys::event::wait_readable;
     let mut world = World::new(2, 1);

@@ -41,7 +41,7 @@ pub(crate) fn open(spot: &Spot, settings: &RdmaSettings) -> Result<Option<Box<dy
     if limit == 0 || !registrar::is_safe() {
         return Ok(None);
     }
-    let (spot, cache, policy) = (spot.clone(), settings.cache, settings.read);
+    let (spot, cache, rv, policy) = (spot.clone(), settings.cache, settings.rv, settings.read);
     let (timeout, wants_gpus) = (settings.qp_timeout, settings.gpus);
     let any_order = settings.any_order.unwrap_or_else(prefers_any_order);
     let opener = Box::new(move || {
@@ -64,7 +64,7 @@ pub(crate) fn open(spot: &Spot, settings: &RdmaSettings) -> Result<Option<Box<dy
             ReadPolicy::Always => (true, true),
             ReadPolicy::Off => (false, false),
         };
-        let memory = registrar::memory(&port, &cache, (offers.0, any_order))?;
+        let memory = registrar::memory((&device, &port), (&cache, rv), (offers.0, any_order))?;
         let registrar = port.registrar().in_any_order(any_order);
         let keeps = cache.policy != CachePolicy::Off;
         let gpus = Gpus::new(registrar, device.name(), (wants_gpus, offers.0), keeps);
