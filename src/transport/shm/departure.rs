@@ -188,8 +188,9 @@ impl Shm {
         error: Option<Errno>,
         handler: &mut impl Handler,
     ) {
-        if let Some(departure) = self.take_down(peer, error, handler) {
-            handler.on_departure(peer, departure);
+        if let Some(ended) = self.take_down(peer, error, handler) {
+            ended.tell();
+            handler.on_departure(peer, ended.departure());
         }
     }
 
@@ -200,7 +201,7 @@ impl Shm {
         peer: PeerId,
         error: Option<Errno>,
         handler: &mut impl Handler,
-    ) -> Option<Departure> {
+    ) -> Option<Ended> {
         self.due.forget(peer);
         // Nothing that was for it goes to its next incarnation.
         self.returned.retain(|returned| returned.peer != peer);
@@ -228,7 +229,7 @@ impl Shm {
         for pid in &ended.pids {
             self.unwatch(*pid);
         }
-        (!ended.pids.is_empty()).then(|| ended.departure())
+        (!ended.pids.is_empty()).then_some(ended)
     }
 
     /// How `peer` has departed, if there are links to it and it has.
@@ -370,6 +371,16 @@ impl Ended {
             Self { broken: true, .. } => Departure::Failed(Errno(libc::ECONNRESET)),
             Self { closed: true, .. } => Departure::Closed,
             Self { .. } => Departure::Failed(Errno(libc::EHOSTDOWN)),
+        }
+    }
+
+    /// A process that has ended without closing is told of: receives from any source go on, and nothing else may fail.
+    fn tell(&self) {
+        let died = Departure::Failed(Errno(libc::EHOSTDOWN));
+        if let (Some(pid), true) = (self.pids.first(), self.departure() == died) {
+            log::limited!(
+                "process {pid} of this node is gone: it has ended, and had not closed its endpoint"
+            );
         }
     }
 
