@@ -219,6 +219,7 @@ impl Shm {
                 self.epoll.remove(socket.as_fd());
             }
             ended.pids.push(link.pid);
+            ended.met |= link.features.is_some();
             ended.closed |= link.producer.consumer_closed();
             ended.broken |= link.producer.consumer_broke();
             if self.is_owner() {
@@ -257,6 +258,7 @@ impl Shm {
             self.epoll.remove(socket.as_fd());
         }
         ended.pids.push(link.pid);
+        ended.met = true;
         link.end_sharing();
         if let Some(unsettled) = link.end_reaching() {
             self.reaching.unsettled.push(unsettled);
@@ -356,6 +358,8 @@ impl Shm {
 #[derive(Default)]
 pub(super) struct Ended {
     pids: Vec<i32>,
+    /// The peer has had a link: it would have marked it if it had closed in order.
+    met: bool,
     /// The peer has closed in order.
     closed: bool,
     /// The peer has taken a link down, but has not closed.
@@ -377,9 +381,10 @@ impl Ended {
     /// A process that has ended without closing is told of: receives from any source go on, and nothing else may fail.
     fn tell(&self) {
         let died = Departure::Failed(Errno(libc::EHOSTDOWN));
-        if let (Some(pid), true) = (self.pids.first(), self.departure() == died) {
+        if let (Some(pid), true) = (self.pids.first(), self.met && self.departure() == died) {
             log::limited!(
-                "process {pid} of this node is gone: it has ended, and had not closed its endpoint"
+                node: *pid,
+                "process {pid} of this node is gone: it was killed, or ended without closing its endpoint"
             );
         }
     }
