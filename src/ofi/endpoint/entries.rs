@@ -135,24 +135,24 @@ macro_rules! more_sends {
             sendv $list (
                 ep: *mut fid_ep, iov: *const iovec, _desc: *mut *mut c_void, count: usize, to: fi_addr_t,
                 $($tag: u64,)? context: *mut c_void,
-            ) => match iov.as_ref() {
+            ) => match count == 1 && !iov.is_null() {
                 // One buffer takes as long as by the call that knows no other.
-                Some(iov) if count == 1 => {
-                    let from = $one(iov.iov_base, iov.iov_len);
+                true => {
+                    let from = $one((*iov).iov_base, (*iov).iov_len);
                     send(endpoint(ep), from, $tagging, None, to, context, Flags::Default)
                 }
-                _ => send(endpoint(ep), $find(vector(iov, count)), $tagging, None, to, context, Flags::Default),
+                false => send(endpoint(ep), $find(vector(iov, count)), $tagging, None, to, context, Flags::Default),
             };
             sendmsg $told (ep: *mut fid_ep, msg: *const $message, flags: u64) => match msg.as_ref() {
                 None => -(FI_EINVAL as isize),
                 Some(m) => {
                     let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(m.data);
-                    match m.msg_iov.as_ref() {
-                        Some(iov) if m.iov_count == 1 => {
-                            let from = $one(iov.iov_base, iov.iov_len);
+                    match m.iov_count == 1 && !m.msg_iov.is_null() {
+                        true => {
+                            let from = $one((*m.msg_iov).iov_base, (*m.msg_iov).iov_len);
                             send(endpoint(ep), from, $of_message(m), data, m.addr, m.context, Flags::Call(flags))
                         }
-                        _ => {
+                        false => {
                             let from = $find(vector(m.msg_iov, m.iov_count));
                             send(endpoint(ep), from, $of_message(m), data, m.addr, m.context, Flags::Call(flags))
                         }
