@@ -232,8 +232,13 @@ impl Streams {
         greeting.tag = tag;
         let made = tcp::connect(&self.me, &address.0).and_then(|fd| {
             // The others are left to the application.
-            if process::descriptors_are_scarce(&fd) && !self.make_room(now) {
-                return Err(Errno(libc::EMFILE));
+            let mut fd = fd;
+            if process::descriptors_are_scarce(&fd) {
+                if !self.make_room(now) {
+                    return Err(Errno(libc::EMFILE));
+                }
+                // To the number that has become free: the next stream gets the lowest one, and is judged by it.
+                fd = fd.try_clone().unwrap_or(fd);
             }
             Member::new(fd, &self.epoll, TO_PEER | u64::from(peer.0))
         });

@@ -50,6 +50,14 @@ pub(super) struct Strangers {
     pub(super) full: bool,
 }
 
+#[cold]
+fn tell_refused(errno: Errno) {
+    log::limited!(
+        cause: errno.0,
+        "cannot accept a TCP stream: {errno}; long messages come as datagrams, which is slower. Half of the descriptors of a process are left to the application (ulimit -n)"
+    );
+}
+
 impl Strangers {
     pub(super) fn new() -> Self {
         let (list, next, spare) = (Vec::new(), 0, Spare::new());
@@ -67,10 +75,7 @@ impl Strangers {
         if self.full {
             return Err(Errno(libc::EMFILE));
         }
-        let accepted = tcp::accept(listener.fd())?;
-        // The others are left to the application.
-        let scarce = accepted.as_ref().is_some_and(|(fd, _)| descriptors_are_scarce(fd));
-        if scarce { Err(Errno(libc::EMFILE)) } else { Ok(accepted) }
+        tcp::accept(listener.fd())
     }
 
     /// Without a descriptor, connections are closed at once, by means of the spare ones: the system has completed them
@@ -87,8 +92,8 @@ impl Strangers {
         });
     }
 
-    /// Accepts some connections. Errors: EMFILE, ENFILE, also where the other descriptors are left to the application: all
-    /// that waited were refused; ENOMEM; the error of a system-call filter.
+    /// Accepts some connections. Errors: EMFILE, ENFILE: all that waited were refused; ENOMEM; the error of a system-call
+    /// filter.
     pub(super) fn accept(
         &mut self,
         listener: &Member,
@@ -100,6 +105,11 @@ impl Strangers {
             let fd = match self.next_at(listener) {
                 // Another user of this host is refused at once. A socket that was closed meanwhile has no user; its
                 // greeting identifies it.
+                Ok(Some((fd, _))) if descriptors_are_scarce(&fd) => {
+                    // The others are left to the application. Closed at once, before the peer sends on it.
+                    tell_refused(Errno(libc::EMFILE));
+                    continue;
+                }
                 Ok(Some((fd, from))) => match tcp::local_addr(fd.as_fd()) {
                     Ok(here)
                         if !matches!(neighbours.caller(&from, &here), Standing::Stranger(_)) =>
@@ -110,10 +120,7 @@ impl Strangers {
                 },
                 Ok(None) => return Ok(()),
                 Err(errno) => {
-                    log::limited!(
-                        cause: errno.0,
-                        "cannot accept a TCP stream: {errno}; long messages come as datagrams, which is slower. Half of the descriptors of a process are left to the application (ulimit -n)"
-                    );
+                    tell_refused(errno);
                     if matches!(errno.0, libc::EMFILE | libc::ENFILE) {
                         self.refuse_all(listener);
                     }
