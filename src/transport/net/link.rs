@@ -32,6 +32,11 @@ pub(crate) trait Link {
     /// reason counts as taken: it is lost. Packets with [`packet::HEADER_ONLY`] are taken only by a sound path.
     fn send(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize;
 
+    /// Whether there was no room for a packet because there is none to any peer. Otherwise only its receiver may be refused.
+    fn is_full(&self) -> bool {
+        true
+    }
+
     /// Whether a packet of `len` bytes goes to `to` over a path on which its payload needs no tag: a UD queue pair.
     ///
     /// 1. A UD message is one packet, and the 32-bit ICRC (InfiniBand 1.7, 7.8.1; also used by RoCE) covers its payload

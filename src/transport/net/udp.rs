@@ -237,6 +237,10 @@ impl Link for UdpLink {
         packets.len() - rest.len()
     }
 
+    fn is_full(&self) -> bool {
+        !self.port.lacks_buffers()
+    }
+
     #[cold]
     fn note_refusals(&mut self, to: &Address, ns: u64) {
         if self.port.lacks_buffers() {

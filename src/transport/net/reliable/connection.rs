@@ -61,6 +61,8 @@ pub(super) struct Connection {
     pub(super) known: bool,
     /// It is in the queue of connections that have something to send.
     pub(super) queued: bool,
+    /// The link has refused it alone: nothing is given to the link before that time, nanoseconds.
+    pub(super) rests_until: u64,
     pub(super) timer: Entry,
     pub(super) handshake: Handshake,
     pub(super) path: Path,
@@ -90,6 +92,7 @@ impl Connection {
             id: 0,
             known: phase == Phase::Greeting,
             queued: false,
+            rests_until: 0,
             timer: Entry::default(),
             handshake: Handshake::new(phase, shared.random()),
             path: Path::new(shared.settings.datagram_max.min(DATAGRAM_START)),

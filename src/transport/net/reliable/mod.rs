@@ -57,8 +57,10 @@ const TURN_MAX_NS: u64 = 1_000_000_000;
 /// A message sent later than this after the last arrival is not latency-bound, nanoseconds.
 const PROMPT_NS: u64 = 100_000;
 
-/// The link is full when it refuses this many connections in a row.
+/// At most so many connections are refused alone in a poll.
 const REFUSED_MAX: usize = 8;
+/// How long one of them rests, nanoseconds.
+const REST_NS: u64 = 5_000_000;
 
 /// The state machine of one endpoint: see the module.
 #[derive(Debug)]
@@ -436,13 +438,23 @@ impl Reliable {
         self.blocked = false;
         let mut n = 0;
         while let Some((to, bytes)) = self.replies.pop_front() {
-            // One that finds no room is lost: its peer asks again.
-            n += link.send(&to, &[std::io::IoSlice::new(&bytes)]);
+            let sent = link.send(&to, &[std::io::IoSlice::new(&bytes)]);
+            if sent == 0 && link.is_full() {
+                self.replies.push_front((to, bytes));
+                self.blocked = true;
+                return n;
+            }
+            // One that is refused alone is lost: its peer asks again.
+            n += sent;
         }
         let mut refused = 0;
         for _ in 0..self.ready.len() {
             let Some(place) = self.ready.pop_front() else { break };
             let Some(c) = self.table.at(place) else { continue };
+            if now < c.rests_until {
+                self.ready.push_back(place);
+                continue;
+            }
             c.queued = false;
             let mut turn = Turn { shared: &mut self.shared, link, now, sent: 0 };
             let all = c.transmit(&mut turn);
@@ -458,15 +470,13 @@ impl Reliable {
             } else if let Some(ns) = if all { None } else { self.refusals.on_refused(c.id, now) } {
                 link.note_refusals(&c.address, ns);
             }
-            refused = match (all, sent) {
-                (true, 0) => refused,
-                (true, _) => 0,
-                (false, 0) => refused + 1,
-                (false, _) => REFUSED_MAX,
-            };
             // A link that is full refuses every peer. One may also be refused alone: see `refusals`.
-            self.blocked = refused >= REFUSED_MAX;
-            if self.blocked {
+            self.blocked = !all && (sent > 0 || link.is_full());
+            if !all && !self.blocked {
+                c.rests_until = now.saturating_add(REST_NS);
+                refused += 1;
+            }
+            if self.blocked || refused == REFUSED_MAX {
                 break;
             }
         }

@@ -6,7 +6,7 @@
 
 /// A connection that is refused for so long is reported, nanoseconds, each time.
 const REPORT_NS: u64 = 100_000_000;
-/// Another connection is watched when the one before was not refused for so long, nanoseconds.
+/// What was not refused for so long begins anew, or another connection is watched, nanoseconds.
 const FORGET_NS: u64 = 1_000_000_000;
 
 /// One of the connections that are refused.
@@ -39,10 +39,10 @@ impl Refusals {
     pub(super) fn on_refused(&mut self, id: u32, now: u64) -> Option<u64> {
         let new = Refused { id, since: now, last: now };
         let refused = self.watched.get_or_insert(new);
+        if now.saturating_sub(refused.last) >= FORGET_NS {
+            *refused = new;
+        }
         if refused.id != id {
-            if now.saturating_sub(refused.last) >= FORGET_NS {
-                *refused = new;
-            }
             return None;
         }
         refused.last = now;
@@ -73,5 +73,7 @@ mod tests {
         // One at a time, as long as that one is refused.
         assert_eq!(reports(&mut refusals, 2, 400, 1399), 0);
         assert_eq!(reports(&mut refusals, 2, 1399, 1500), 1);
+        // Two refusals a long time apart are no standstill.
+        assert_eq!(reports(&mut refusals, 2, 9999, 10_000), 0);
     }
 }

@@ -28,6 +28,8 @@ struct Wire {
     refuses: Option<Address>,
     /// It says that it took none of the packets of a batch, although they left.
     denies: bool,
+    /// How often it was given packets.
+    asked: usize,
 }
 
 impl Link for Wire {
@@ -35,7 +37,12 @@ impl Link for Wire {
         1472
     }
 
+    fn is_full(&self) -> bool {
+        self.refuses.is_none()
+    }
+
     fn send(&mut self, to: &Address, packets: &[IoSlice<'_>]) -> usize {
+        self.asked += 1;
         if self.refuses == Some(*to) {
             return 0;
         }
@@ -513,8 +520,14 @@ fn a_peer_to_which_nothing_leaves_holds_up_no_other() {
     }
     bench.assert_heard(4, 8);
     assert!(bench.a.machine.has_unsent(), "its INIT waits");
+    let asked = bench.a.wire.asked;
+    for _ in 0..100 {
+        bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
+    }
+    assert_eq!(bench.a.wire.asked, asked, "it rests");
     // There is room for it later.
     bench.a.wire.refuses = None;
+    bench.now += REST_NS;
     bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
     assert_eq!(bench.a.wire.packets.len(), 1);
     assert!(!bench.a.machine.has_unsent());

@@ -453,6 +453,10 @@ impl Link for HybridLink {
         }
     }
 
+    fn is_full(&self) -> bool {
+        self.udp.is_full()
+    }
+
     fn note_refusals(&mut self, to: &Address, ns: u64) {
         self.udp.note_refusals(to, ns);
     }

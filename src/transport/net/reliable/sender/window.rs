@@ -275,6 +275,8 @@ impl Window {
     pub(super) fn have_left(&mut self, ack: u64) -> bool {
         let known = ack <= self.unsent.max(self.offered);
         if known {
+            // Their numbers are used, too.
+            self.transmission += ack.saturating_sub(self.unsent);
             self.unsent = self.unsent.max(ack);
         }
         known
