@@ -30,6 +30,7 @@ use crate::sys::pages::Pages;
 use crate::sys::process::{self, Home};
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A protection domain of the process: its device, the descriptor of its context, and its handle there.
 #[derive(Clone, Debug)]
@@ -48,6 +49,8 @@ pub(crate) struct UserCache {
     line: Arc<Line>,
     domain: Domain,
     bytes: u64,
+    /// Requests for more than that.
+    too_long: AtomicU64,
 }
 
 impl UserCache {
@@ -73,7 +76,8 @@ impl UserCache {
         };
         let line = Line { kernel: found.kernel, minor: found.minor, home: Home::here() };
         let Attached { cache_mib, .. } = line.call(attach_of(found.minor), &question)?.0;
-        let cache = Self { line: Arc::new(line), domain, bytes: u64::from(cache_mib) << 20 };
+        let bytes = u64::from(cache_mib) << 20;
+        let cache = Self { line: Arc::new(line), domain, bytes, too_long: AtomicU64::new(0) };
         cache.prove()?;
         Ok(cache)
     }
@@ -99,9 +103,15 @@ impl UserCache {
     }
 
     /// Registers memory with the rights `access` (`enum ibv_access_flags`), or finds it registered; whole pages. If there is no
-    /// room, registrations that are not in use end first. Errors: EBUSY (see above); ENOMEM; EFAULT: there is no such memory,
-    /// or none with these rights; the driver's.
+    /// room, registrations that are not in use end first. Errors: EBUSY (see above); ENOMEM, also for
+    /// more than it keeps; EFAULT: there is no such memory, or none with these rights; the driver's.
     pub(crate) fn register(&self, addr: u64, len: u64, access: u32) -> Result<Region, Failure> {
+        // The module would pin all of it, end everything that is not in use, and then refuse.
+        let page = process::page_size() as u64;
+        if addr.saturating_add(len).div_ceil(page) - addr / page > self.bytes / page {
+            self.too_long.fetch_add(1, Ordering::Relaxed);
+            return Err(Failure::new(REG_MEM, Errno(libc::ENOMEM)));
+        }
         let question = RegMem {
             pd: self.domain.handle,
             command_fd: self.domain.command_fd,
@@ -138,7 +148,8 @@ impl UserCache {
     /// How often memory was found registered, and how often it was not.
     pub(crate) fn found(&self) -> (u64, u64) {
         let known = self.line.cache_statistics().unwrap_or_default();
-        (known.hits, known.misses + known.full + known.failed)
+        let too_long = self.too_long.load(Ordering::Relaxed);
+        (known.hits, known.misses + known.full + known.failed + too_long)
     }
 }
 
@@ -290,6 +301,28 @@ mod tests {
     }
 
     #[test]
+    fn what_is_longer_than_the_cache_leaves_it_as_it_is() {
+        const MIB: u64 = 1 << 20;
+        let fabric = Fabric::new(1);
+        let cache = fabric.cache(0, 2 << 20).unwrap();
+        let memory = Pages::anonymous(4 << 20).unwrap();
+        let get = |from: u64, len: u64| {
+            let region = cache.register(at(&memory) + from, len, WRITE);
+            region.map(drop).map_err(|failure| failure.errno)
+        };
+        assert_eq!(get(3 * MIB, MIB), Ok(()));
+        let before = cache.found();
+        fabric.fail(0, REG_MEM, libc::EIO, 1);
+        for (from, len) in [(0, 3 * MIB), (4095, 2 * MIB), (0, u64::MAX)] {
+            assert_eq!(get(from, len), Err(Errno(libc::ENOMEM)), "the module is not asked");
+        }
+        assert_eq!(get(3 * MIB, MIB), Err(Errno(libc::EIO)));
+        assert_eq!(get(3 * MIB, MIB), Ok(()));
+        assert_eq!(cache.found(), (before.0 + 1, before.1 + 3), "it is kept");
+        assert_eq!(get(0, 2 * MIB), Ok(()), "all of it");
+    }
+
+    #[test]
     fn a_forked_child_has_no_part_in_it() {
         let fabric = Fabric::new(1);
         let parent = fabric.cache(0, 1 << 20).unwrap();
@@ -297,7 +330,8 @@ mod tests {
         drop(parent.register(at(&memory), LEN as u64, WRITE).unwrap());
         let found = fabric.open(0).unwrap();
         let line = Line { kernel: found.kernel, minor: found.minor, home: Home::elsewhere() };
-        let child = UserCache { line: Arc::new(line), domain: fabric.domain(0), bytes: 0 };
+        let (line, domain, bytes) = (Arc::new(line), fabric.domain(0), 1 << 20);
+        let child = UserCache { line, domain, bytes, too_long: AtomicU64::new(0) };
         let refused = child.register(at(&memory), LEN as u64, WRITE).map(drop).unwrap_err();
         assert_eq!(refused.errno, Errno(libc::EOWNERDEAD));
         let before = fabric.state().cached();
