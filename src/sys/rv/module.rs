@@ -121,7 +121,7 @@ impl Found {
         };
         question.device = name_of_device(&here.device)?;
         let line = Line { kernel: self.kernel, minor: self.minor, home: Home::here() };
-        let attached = line.call(attach_of(self.minor), &question)?.0;
+        let attached = line.attach(&question)?;
         let module = Module { line: Arc::new(line), attached, here: here.clone() };
         let locked = self.capability & CAN_GPU != 0;
         let map = |len| module.line.kernel.map(len, locked);
@@ -175,6 +175,20 @@ fn short(gid: &[u8; 16], lid: u16) -> u32 {
     if lid != 0 { u32::from(lid) } else { u32::from_be_bytes([a, b, c, d]) }
 }
 
+/// Most attempts at a request that signals interrupt.
+const ATTEMPTS: usize = 10;
+
+/// The answer of `ask`, which is asked again while a signal interrupts it, but not for ever.
+pub(super) fn uninterrupted<T>(ask: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
+    for _ in 1..ATTEMPTS {
+        match ask() {
+            Err(Failure { errno: Errno(libc::EINTR), .. }) => {}
+            answer => return answer,
+        }
+    }
+    ask()
+}
+
 impl Line {
     pub(super) fn call<Q: Plain, A: Plain>(
         &self,
@@ -195,6 +209,13 @@ impl Line {
             Ok(rc) => Ok((from_bytes(argument), rc)),
             Err(errno) => Err(Failure::new(request, errno)),
         }
+    }
+
+    /// Attaches, also while signals interrupt it: `mmu_notifier_register` takes all locks of the address space, and answers EINTR
+    /// to any signal, whatever SA_RESTART says. The module is as before then.
+    pub(super) fn attach(&self, question: &Attach) -> Result<Attached, Failure> {
+        let attach = || self.call(attach_of(self.minor), question);
+        uninterrupted(attach).map(|(attached, _)| attached)
     }
 
     /// Registers memory, or finds it registered. Registering alone moves no byte; code that gives the key out is responsible

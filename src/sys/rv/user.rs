@@ -24,7 +24,7 @@
 
 use super::abi::*;
 use super::failure::{Failure, Refusal};
-use super::module::{Found, Line, Region, name_of_device};
+use super::module::{Found, Line, Region, name_of_device, uninterrupted};
 use crate::sys::errno::Errno;
 use crate::sys::pages::Pages;
 use crate::sys::process::{self, Home};
@@ -75,7 +75,7 @@ impl UserCache {
             ..Attach::default()
         };
         let line = Line { kernel: found.kernel, minor: found.minor, home: Home::here() };
-        let Attached { cache_mib, .. } = line.call(attach_of(found.minor), &question)?.0;
+        let Attached { cache_mib, .. } = line.attach(&question)?;
         let bytes = u64::from(cache_mib) << 20;
         let cache = Self { line: Arc::new(line), domain, bytes, too_long: AtomicU64::new(0) };
         cache.prove()?;
@@ -86,8 +86,9 @@ impl UserCache {
     fn prove(&self) -> Result<(), Refusal> {
         let page = Pages::anonymous(process::page_size()).map_err(Refusal::NoMemory)?;
         let (addr, len) = (page.base().addr().get() as u64, page.len() as u64);
+        let register = || uninterrupted(|| self.register(addr, len, ACCESS_LOCAL_WRITE));
         for used in [true, false, true] {
-            let region = self.register(addr, len, ACCESS_LOCAL_WRITE)?;
+            let region = register()?;
             if region.iova() != addr {
                 return Err(Refusal::Elsewhere);
             }
@@ -95,8 +96,8 @@ impl UserCache {
             self.line.kernel.renew(&page).map_err(Refusal::NoMemory)?;
             drop(held);
         }
-        drop(self.register(addr, len, ACCESS_LOCAL_WRITE)?);
-        match self.line.cache_statistics()?.hits {
+        drop(register()?);
+        match uninterrupted(|| self.line.cache_statistics())?.hits {
             0 => Ok(()),
             _ => Err(Refusal::Stale { minor: self.line.minor }),
         }
@@ -167,7 +168,9 @@ mod tests {
 
     const LEN: usize = 3 * 4096;
     const WRITE: u32 = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE;
+    const ATTACH: u8 = 0xf1;
     const REG_MEM: u8 = 0xf3;
+    const CACHE_STATS: u8 = 0xf7;
 
     fn memory(byte: u8) -> Pages {
         let memory = Pages::anonymous(LEN).unwrap();
@@ -320,6 +323,20 @@ mod tests {
         assert_eq!(get(3 * MIB, MIB), Ok(()));
         assert_eq!(cache.found(), (before.0 + 1, before.1 + 3), "it is kept");
         assert_eq!(get(0, 2 * MIB), Ok(()), "all of it");
+    }
+
+    #[test]
+    fn signals_do_not_keep_the_module_from_being_used() {
+        let fabric = Fabric::new(1);
+        for request in [ATTACH, REG_MEM, CACHE_STATS] {
+            fabric.fail(0, request, libc::EINTR, 3);
+            assert_eq!(fabric.cache(0, 1 << 20).map(drop), Ok(()));
+        }
+        fabric.fail(0, ATTACH, libc::EINTR, 100);
+        assert!(refused(&fabric).contains("a signal came"), "not for ever");
+        let fabric = Fabric::new(1);
+        fabric.fail(0, ATTACH, libc::EINTR, 3);
+        assert!(fabric.open(0).unwrap().attach(&fabric.here(0)).is_ok());
     }
 
     #[test]
