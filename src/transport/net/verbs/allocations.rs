@@ -43,12 +43,12 @@ impl<A, R> Default for Allocations<A, R> {
 
 impl<A: PartialEq, R: Clone> Allocations<A, R> {
     /// The registration of `of`, made now by `make` if there is none, with its bytes. Errors: those of `make`, which is tried again later, except after
-    /// EOPNOTSUPP. Where there is no room, those that were not used lately end, and it is tried once more.
+    /// EOPNOTSUPP. It may ask for [room](Self::with_room) here.
     pub(super) fn get(
         &mut self,
         of: A,
         now: u64,
-        mut make: impl FnMut() -> Result<(R, usize), Errno>,
+        make: impl FnOnce(&mut Self) -> Result<(R, usize), Errno>,
     ) -> Result<R, Errno> {
         let before = self.list.iter().position(|kept| kept.of == of).map(|at| self.list.remove(at));
         let failures = match before {
@@ -61,11 +61,7 @@ impl<A: PartialEq, R: Clone> Allocations<A, R> {
             Some(Kept { failures, .. }) => failures,
             None => Failures::default(),
         };
-        let made = match make() {
-            Err(Errno(libc::ENOMEM)) if self.make_room(now) => make(),
-            made => made,
-        };
-        let mut kept = match made {
+        let mut kept = match make(self) {
             Ok((made, len)) => {
                 Kept { of, len, made: Ok(made), used_at: now, failures: Failures::default() }
             }
@@ -78,6 +74,28 @@ impl<A: PartialEq, R: Clone> Allocations<A, R> {
         self.list.push(kept);
         self.bound(now);
         made
+    }
+
+    /// What `make` makes. Where there is no room (ENOMEM), those that were not used lately end, and it is tried once more.
+    /// `tell` hears of the failure that remains. Errors: that.
+    pub(super) fn with_room<T, E: Copy + Into<Errno>>(
+        &mut self,
+        now: u64,
+        mut make: impl FnMut() -> Result<T, E>,
+        tell: impl FnOnce(E),
+    ) -> Result<T, Errno> {
+        let made = match make() {
+            Err(failure)
+                if Into::<Errno>::into(failure) == Errno(libc::ENOMEM) && self.make_room(now) =>
+            {
+                make()
+            }
+            made => made,
+        };
+        made.map_err(|failure| {
+            tell(failure);
+            failure.into()
+        })
     }
 
     /// Ends all that were not used lately. Returns whether there were any.
@@ -137,21 +155,21 @@ mod tests {
     fn what_failed_for_a_while_is_tried_again() {
         let mut list = Allocations::<u8, u8>::default();
         for (of, errno, tried) in [(1, SHORT, true), (2, NEVER, false)] {
-            assert_eq!(list.get(of, 0, || Err(errno)), Err(errno));
-            assert_eq!(list.get(of, PAUSE_NS - 1, || unreachable!()), Err(errno), "not at once");
+            assert_eq!(list.get(of, 0, |_| Err(errno)), Err(errno));
+            assert_eq!(list.get(of, PAUSE_NS - 1, |_| unreachable!()), Err(errno), "not at once");
             let mut made = false;
-            let then = list.get(of, PAUSE_NS, || {
+            let then = list.get(of, PAUSE_NS, |_| {
                 made = true;
                 Ok((of, 10))
             });
             assert_eq!((made, then), (tried, if tried { Ok(of) } else { Err(errno) }));
         }
-        assert_eq!(list.get(1, u64::MAX, || unreachable!()), Ok(1));
+        assert_eq!(list.get(1, u64::MAX, |_| unreachable!()), Ok(1));
         // Pauses get longer.
-        assert_eq!(list.get(3, 0, || Err(SHORT)), Err(SHORT));
-        assert_eq!(list.get(3, PAUSE_NS, || Err(SHORT)), Err(SHORT));
-        assert_eq!(list.get(3, 3 * PAUSE_NS - 1, || unreachable!()), Err(SHORT));
-        assert_eq!(list.get(3, 3 * PAUSE_NS, || Ok((3, 1))), Ok(3));
+        assert_eq!(list.get(3, 0, |_| Err(SHORT)), Err(SHORT));
+        assert_eq!(list.get(3, PAUSE_NS, |_| Err(SHORT)), Err(SHORT));
+        assert_eq!(list.get(3, 3 * PAUSE_NS - 1, |_| unreachable!()), Err(SHORT));
+        assert_eq!(list.get(3, 3 * PAUSE_NS, |_| Ok((3, 1))), Ok(3));
     }
 
     #[test]
@@ -159,7 +177,7 @@ mod tests {
         let mut list = Allocations::<usize, usize>::default();
         let keeps = |list: &mut Allocations<usize, usize>, of| {
             let mut kept = true;
-            let _ = list.get(of, 0, || {
+            let _ = list.get(of, 0, |_| {
                 kept = false;
                 Ok((of, 1))
             });
@@ -170,33 +188,51 @@ mod tests {
         assert!(!keeps(&mut list, COUNT_MAX));
         assert!(keeps(&mut list, 0) && !keeps(&mut list, 1));
         let later = USED_NS;
-        assert_eq!(list.get(1000, later, || Ok((1, BYTES_MAX + 1))), Ok(1));
+        assert_eq!(list.get(1000, later, |_| Ok((1, BYTES_MAX + 1))), Ok(1));
         assert_eq!(list.list.len(), 1, "alone it may be longer");
         for _ in 0..2 {
-            assert_eq!(list.get(1001, later, || Ok((2, 1))), Ok(2));
-            assert_eq!(list.get(1000, later, || Ok((0, 1))), Ok(1), "used in turn, both stay");
+            assert_eq!(list.get(1001, later, |_| Ok((2, 1))), Ok(2));
+            assert_eq!(list.get(1000, later, |_| Ok((0, 1))), Ok(1), "used in turn, both stay");
         }
-        assert_eq!(list.get(1001, 2 * later, || Ok((3, 1))), Ok(2));
-        assert_eq!(list.get(1002, 2 * later, || Ok((4, 1))), Ok(4));
-        assert_eq!(list.get(1000, 2 * later, || Ok((5, 1))), Ok(5), "not used for a time");
+        assert_eq!(list.get(1001, 2 * later, |_| Ok((3, 1))), Ok(2));
+        assert_eq!(list.get(1002, 2 * later, |_| Ok((4, 1))), Ok(4));
+        assert_eq!(list.get(1000, 2 * later, |_| Ok((5, 1))), Ok(5), "not used for a time");
     }
 
     #[test]
     fn where_there_is_no_room_those_that_are_idle_end() {
         let mut list = Allocations::<u8, u8>::default();
         let mut get = |of, now, full: u8| {
-            let mut tries = 0;
-            let got = list.get(of, now, || {
+            let (mut tries, mut told) = (0, 0);
+            let make = || {
                 tries += 1;
                 if tries > full { Ok((of, 1)) } else { Err(SHORT) }
-            });
-            (got, tries)
+            };
+            let got = list.get(of, now, |list| list.with_room(now, make, |_| told += 1));
+            (got, tries, told)
         };
-        assert_eq!([get(1, 0, 0), get(2, 1, 0)], [(Ok(1), 1), (Ok(2), 1)]);
-        assert_eq!(get(3, 1, 1), (Err(SHORT), 1), "both were used lately");
-        assert_eq!(get(4, USED_NS, 1), (Ok(4), 2));
-        assert_eq!([get(2, USED_NS, 0), get(1, USED_NS, 0)], [(Ok(2), 0), (Ok(1), 1)]);
-        assert_eq!(get(5, 3 * USED_NS, 2), (Err(SHORT), 2), "once more, and no oftener");
+        assert_eq!([get(1, 0, 0), get(2, 1, 0)], [(Ok(1), 1, 0), (Ok(2), 1, 0)]);
+        assert_eq!(get(3, 1, 1), (Err(SHORT), 1, 1), "both were used lately");
+        assert_eq!(get(4, USED_NS, 1), (Ok(4), 2, 0), "nothing is said of what went well");
+        assert_eq!([get(2, USED_NS, 0), get(1, USED_NS, 0)], [(Ok(2), 0, 0), (Ok(1), 1, 0)]);
+        assert_eq!(get(5, 3 * USED_NS, 2), (Err(SHORT), 2, 1), "once more, and no oftener");
+    }
+
+    #[test]
+    fn what_is_not_kept_has_the_room_of_those_that_are_idle() {
+        let mut list = Allocations::<u8, u8>::default();
+        assert_eq!(list.get(1, 0, |_| Ok((1, 1))), Ok(1));
+        let mut alone = |now, errno: Errno| {
+            let mut tries = 0;
+            let make = || {
+                tries += 1;
+                if tries > 1 { Ok(()) } else { Err(errno) }
+            };
+            (list.with_room(now, make, |_| ()), list.list.len())
+        };
+        assert_eq!(alone(USED_NS - 1, SHORT), (Err(SHORT), 1), "it was used lately");
+        assert_eq!(alone(USED_NS, NEVER), (Err(NEVER), 1), "room is not what it lacks");
+        assert_eq!(alone(USED_NS, SHORT), (Ok(()), 0));
     }
 
     #[test]
@@ -204,7 +240,7 @@ mod tests {
         let mut list = Allocations::<u8, u8>::default();
         let now = 10 * SWEEP_NS;
         for of in [1, 2] {
-            assert_eq!(list.get(of, now, || Ok((of, 1))), Ok(of));
+            assert_eq!(list.get(of, now, |_| Ok((of, 1))), Ok(of));
         }
         assert_eq!(list.next_sweep(), Some(SWEEP_NS), "it is due");
         list.sweep(now, |of| *of != 1);

@@ -33,6 +33,39 @@ pub(super) struct Registered {
     pub(super) flush: Option<Flush>,
 }
 
+/// Why memory was not registered.
+#[derive(Clone, Copy, Debug)]
+enum Refused {
+    ByCuda(Failure),
+    ByDevice(Errno),
+}
+
+impl Refused {
+    fn tell(&self) {
+        if let Self::ByCuda(failure) = self {
+            log::limited!(
+                cause: failure.0,
+                "CUDA answers {} where a dma-buf of device memory is asked for",
+                failure.0
+            );
+        }
+    }
+}
+
+impl From<Refused> for Errno {
+    /// ENOMEM where it may be otherwise later.
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::ByCuda(Failure::NOT_SUPPORTED) => Self(libc::EOPNOTSUPP),
+            Refused::ByCuda(failure) if failure.is_shortage() => Self(libc::ENOMEM),
+            Refused::ByCuda(_) => Self(libc::EIO),
+            Refused::ByDevice(Self(libc::EINTR | libc::EAGAIN)) => Self(libc::ENOMEM),
+            Refused::ByDevice(errno) if errno.is_shortage() => Self(libc::ENOMEM),
+            Refused::ByDevice(errno) => errno,
+        }
+    }
+}
+
 impl Gpus {
     /// With a device that takes memory of GPUs; logs what it does. `None`: it does not, or is not to (`wanted`), or nobody
     /// has loaded CUDA. `offers`: peers read some of the memory. `keeps`: registrations may be kept (FI_UDRV_CACHE).
@@ -72,19 +105,22 @@ impl Gpus {
     pub(super) fn get(&self, addr: u64, len: usize) -> Result<Registered, Errno> {
         let (cuda, of) = find(addr, len)?;
         let Some(kept) = self.kept.as_ref().filter(|_| !of.is_vague) else {
-            return self.register(cuda, &of, (addr, len), self.permission);
+            return self.alone(cuda, &of, (addr, len), self.permission);
         };
         let now = clock::now_ns();
         let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.sweep(now, |of| is_there(cuda, of));
-        kept.get(of, now, || {
-            let made = self.register(cuda, &of, (of.start, of.len), self.permission);
-            made.map(|made| (made, of.len)).inspect_err(|errno| {
+        let make = || self.register(cuda, &of, (of.start, of.len), self.permission);
+        kept.get(of, now, |kept| {
+            let made = kept.with_room(now, make, |refused| {
+                refused.tell();
+                let errno = Errno::from(refused);
                 log::limited!(
                     cause: errno.0,
                     "an RDMA device does not access an allocation of a GPU, which is copied through the host: {errno}"
                 );
-            })
+            });
+            made.map(|made| (made, of.len))
         })
     }
 
@@ -109,7 +145,23 @@ impl Gpus {
         permission: Permission,
     ) -> Result<Registered, Errno> {
         let (cuda, of) = find(addr, len)?;
-        self.register(cuda, &of, (addr, len), permission)
+        self.alone(cuda, &of, (addr, len), permission)
+    }
+
+    /// A registration that is not kept. Allocations that are, but were not used lately, make room for it.
+    fn alone(
+        &self,
+        cuda: &Cuda,
+        of: &Allocation,
+        at: (u64, usize),
+        permission: Permission,
+    ) -> Result<Registered, Errno> {
+        let make = || self.register(cuda, of, at, permission);
+        let Some(kept) = &self.kept else {
+            return make().inspect_err(Refused::tell).map_err(Errno::from);
+        };
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.with_room(clock::now_ns(), make, |refused| refused.tell())
     }
 
     fn register(
@@ -118,26 +170,11 @@ impl Gpus {
         of: &Allocation,
         (addr, len): (u64, usize),
         permission: Permission,
-    ) -> Result<Registered, Errno> {
-        let exported = cuda.dmabuf(of, (addr, len)).map_err(|failure| {
-            log::limited!(
-                cause: failure.0,
-                "CUDA answers {} where a dma-buf of device memory is asked for",
-                failure.0
-            );
-            match failure {
-                Failure::NOT_SUPPORTED => Errno(libc::EOPNOTSUPP),
-                failure if failure.is_shortage() => Errno(libc::ENOMEM),
-                _ => Errno(libc::EIO),
-            }
-        })?;
+    ) -> Result<Registered, Refused> {
+        let exported = cuda.dmabuf(of, (addr, len)).map_err(Refused::ByCuda)?;
         let at = (addr - exported.start, addr, len);
         let registered = self.registrar.register_dmabuf(exported.fd.as_fd(), at, permission);
-        let registration = registered.map_err(|errno| match errno {
-            Errno(libc::EINTR | libc::EAGAIN) => Errno(libc::ENOMEM),
-            errno if errno.is_shortage() => Errno(libc::ENOMEM),
-            errno => errno,
-        })?;
+        let registration = registered.map_err(Refused::ByDevice)?;
         Ok(Registered { registration: Arc::new(registration), flush: exported.flush })
     }
 }
