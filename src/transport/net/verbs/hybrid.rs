@@ -617,7 +617,8 @@ impl Rdma {
     }
 
     fn rearm(&mut self) -> bool {
-        self.link.as_mut().is_none_or(UdLink::rearm)
+        let watch = &self.port.watch;
+        self.link.as_mut().is_none_or(|link| link.rearm(watch))
             && self.next.as_mut().is_none_or(|next| next.rearm())
     }
 

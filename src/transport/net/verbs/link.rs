@@ -281,8 +281,8 @@ impl UdLink {
         })
     }
 
-    /// The same for a thread that sleeps already.
-    pub(super) fn rearm(&mut self) -> bool {
-        self.port.rearm()
+    /// The same for a thread that sleeps already: the first question may have been asked since it went to sleep.
+    pub(super) fn rearm(&mut self, watch: &Epoll) -> bool {
+        self.aside.as_mut().is_none_or(|aside| aside.sleep(watch)) && self.port.rearm()
     }
 }

@@ -309,6 +309,29 @@ fn a_poll_by_another_thread_leaves_a_sleeper_its_wake_up() {
     b.net.awake();
 }
 
+/// One thread sleeps, and another one asks for the first address handle: when it is made, that wakes the sleeper.
+#[test]
+fn a_handle_that_is_asked_for_meanwhile_wakes_a_sleeper() {
+    use crate::sys::event::{duplicate, wait_readable};
+    use std::os::fd::AsFd;
+    let Some(ip) = address() else { return };
+    let (mut a, mut b) = (End::open(ip, RdmaPolicy::Require), End::open(ip, RdmaPolicy::Require));
+    (a.net.background, b.net.background) = (None, None);
+    let device = duplicate(b.net.core.enter().unwrap().link.fds().nth(1).unwrap()).unwrap();
+    assert!(within(10, || b.net.core.enter().unwrap().link.sleep()));
+    a.meet(&b);
+    assert!(within(10, || {
+        a.poll();
+        b.poll();
+        b.rdma().calls > 0
+    }));
+    if b.rdma().handles > 0 {
+        return; // InfiniBand asks nobody
+    }
+    let rests = b.net.core.enter().unwrap().link.rearm();
+    assert!(!rests || wait_readable(device.as_fd(), 20_000) == Ok(true), "{:?}", b.rdma());
+}
+
 mod failures;
 
 /// `cargo test --release --lib verbs::tests::costs_of_datagrams -- --ignored --nocapture`: the cost of long messages
