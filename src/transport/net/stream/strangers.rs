@@ -66,7 +66,7 @@ impl Strangers {
             next,
             spare,
             #[cfg(test)]
-            full: false,
+            full: const { false },
         }
     }
 
