@@ -259,7 +259,7 @@ impl<I: Iface> Engine<I> {
         }
         let n = if self.core.has_work() { self.advance(host) } else { 0 };
         self.core.waits = self.core.has_work() || self.core.arrivals.attentive;
-        // What was moved may have left room, or may have opened the way for another operation.
+        // A move may leave room, or open the way for another operation.
         self.core.stirred = self.core.waits && n > 0;
         n
     }

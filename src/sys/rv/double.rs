@@ -26,7 +26,7 @@ struct Mr {
     used: u64,
     /// Its memory was replaced while it was in use: it ends with its last use.
     freeing: bool,
-    /// What is on its pages, which a device would still read when other pages are mapped there.
+    /// The bytes of its pages. A device still reads these pages when others are mapped there.
     pages: Vec<u8>,
 }
 

@@ -6,7 +6,7 @@
 
 /// A connection that is refused for so long is reported, nanoseconds, each time.
 const REPORT_NS: u64 = 100_000_000;
-/// What was not refused for so long begins anew, or another connection is watched, nanoseconds.
+/// After so long without a refusal the watch of a connection begins anew, nanoseconds.
 const FORGET_NS: u64 = 1_000_000_000;
 
 /// One of the connections that are refused.

@@ -781,17 +781,23 @@ fn who_answers_late_is_waited_for() {
     assert!((1..=2).contains(&again), "{again}");
 }
 
+/// The peer is on `host`; 10.0.0.1 is this one.
+fn connected_with_peer_of(host: &str) -> Bench {
+    let address = Address::from_text(&format!("{host}:2")).unwrap();
+    let mut bench = Bench::new();
+    let settings = Settings { address, ..settings(2, 7, 103) };
+    (bench.b.machine, bench.b.address) = (Reliable::new(settings, 1), address);
+    bench.send(b"0", 0).unwrap();
+    for _ in 0..50 {
+        bench.poll();
+    }
+    bench
+}
+
 #[test]
 fn a_process_of_this_host_has_its_turn_before_packets_go_again() {
     for (host, last_ms) in [("10.0.0.1", 100), ("10.0.0.2", 10)] {
-        let address = Address::from_text(&format!("{host}:2")).unwrap();
-        let mut bench = Bench::new();
-        let settings = Settings { address, ..settings(2, 7, 103) };
-        (bench.b.machine, bench.b.address) = (Reliable::new(settings, 1), address);
-        bench.send(b"0", 0).unwrap();
-        for _ in 0..50 {
-            bench.poll();
-        }
+        let mut bench = connected_with_peer_of(host);
         bench.exchange(|_| true);
         let before = bench.a.machine.counts().retransmitted;
         bench.send(b"head", 1000).unwrap();
@@ -812,14 +818,7 @@ fn a_process_of_this_host_has_its_turn_before_packets_go_again() {
 
 #[test]
 fn packets_that_later_ones_have_passed_wait_for_no_turn_of_the_peer() {
-    let address = Address::from_text("10.0.0.1:2").unwrap();
-    let mut bench = Bench::new();
-    let settings = Settings { address, ..settings(2, 7, 103) };
-    (bench.b.machine, bench.b.address) = (Reliable::new(settings, 1), address);
-    bench.send(b"0", 0).unwrap();
-    for _ in 0..50 {
-        bench.poll();
-    }
+    let mut bench = connected_with_peer_of("10.0.0.1");
     bench.b.heard.messages.clear();
     // The network reorders more packets than are in flight.
     for c in bench.a.machine.table.iter_mut() {
