@@ -9,6 +9,11 @@ pub(crate) struct Key {
 }
 
 impl Key {
+    /// Its place in the list's slab: less than the number of entries that the list ever had at once, or `u32::MAX`.
+    pub(super) fn slot(self) -> u32 {
+        self.index
+    }
+
     /// The key as a number for packets.
     pub(crate) fn to_wire(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.index)
@@ -73,6 +78,11 @@ impl<T> IndexList<T> {
     /// The newest entry.
     pub(crate) fn last(&self) -> Option<&T> {
         self.nodes.get(self.tail as usize)?.value.as_ref()
+    }
+
+    /// The key of the oldest entry.
+    pub(crate) fn first_key(&self) -> Option<Key> {
+        self.iter().next().map(|(key, _)| key)
     }
 
     /// Adds an entry at the end. Allocates only when there have never been this many entries before.
@@ -168,25 +178,21 @@ impl<T> IndexList<T> {
         }
     }
 
-    /// Passes the first entry that `wanted` accepts to `serve`, and drops the entry if `serve` returns `Some`.
+    /// The first entry that `wanted` accepts, if at most `most` others are before it.
     #[inline(always)]
-    pub(crate) fn serve_first<R>(
+    pub(crate) fn first_soon(
         &mut self,
+        most: usize,
         mut wanted: impl FnMut(&T) -> bool,
-        serve: impl FnOnce(&T) -> Option<R>,
-    ) -> Option<R> {
-        let mut index = self.head;
+    ) -> Option<Found<'_, T>> {
+        let (mut index, mut left) = (self.head, most);
         loop {
-            let node = self.nodes.get_mut(index as usize)?;
-            let value = node.value.as_ref()?;
-            if !wanted(value) {
-                index = node.next;
-                continue;
+            let node = self.nodes.get(index as usize)?;
+            if wanted(node.value.as_ref()?) {
+                return Some(Found { list: self, index });
             }
-            let result = serve(value)?;
-            node.value = None;
-            self.unlink(index);
-            return Some(result);
+            left = left.checked_sub(1)?;
+            index = node.next;
         }
     }
 
@@ -198,6 +204,28 @@ impl<T> IndexList<T> {
     /// The keys of the entries that `wanted` accepts, in order.
     pub(crate) fn keys_where(&self, wanted: impl Fn(&T) -> bool) -> Vec<Key> {
         self.iter().filter(|(_, value)| wanted(value)).map(|(key, _)| key).collect()
+    }
+}
+
+/// An entry that was found.
+pub(crate) struct Found<'a, T> {
+    list: &'a mut IndexList<T>,
+    index: u32,
+}
+
+impl<T> Found<'_, T> {
+    #[inline(always)]
+    pub(crate) fn entry(&self) -> Option<&T> {
+        self.list.nodes.get(self.index as usize)?.value.as_ref()
+    }
+
+    /// Drops the entry in place, without moving it out.
+    #[inline(always)]
+    pub(crate) fn discard(self) {
+        if let Some(node) = self.list.nodes.get_mut(self.index as usize) {
+            node.value = None;
+            self.list.unlink(self.index);
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use super::kept::Kept;
 use super::message::Announcement;
 use super::packet::Envelope;
+use super::queue::Queue;
 use super::receives::Receives;
 use super::spaces::Spaces;
 use super::{Cause, Host};
@@ -20,6 +21,8 @@ pub(super) struct Matching {
     /// The endpoint's own receive queue, unused if the queue is shared ([`Matching::receives`]).
     pub(super) own: Receives,
     pub(super) unexpected: Spaces<Unexpected>,
+    /// The epoch of the address book of which the indices of `unexpected` have the sources.
+    epoch: u64,
     /// Payload bytes of unexpected messages that are kept here, and [`EACH`] for every eager one.
     pub(super) bytes: usize,
     /// Messages that a peek has claimed, by receive context and the application's context.
@@ -35,6 +38,7 @@ impl Matching {
         Self {
             own: Receives::new(contexts),
             unexpected: Spaces::new(contexts),
+            epoch: 0,
             bytes: 0,
             claimed: HashMap::new(),
             presses: false,
@@ -52,6 +56,15 @@ impl Matching {
         match shares {
             true => host.shared_receives().unwrap_or(&mut self.own),
             false => &mut self.own,
+        }
+    }
+
+    /// Sources of unexpected messages are asked for next.
+    #[inline]
+    pub(super) fn follow(&mut self, epoch: u64) {
+        if self.epoch != epoch {
+            self.epoch = epoch;
+            self.unexpected.lists_mut().for_each(Queue::forget);
         }
     }
 

@@ -18,6 +18,7 @@ mod message;
 mod outbox;
 mod packet;
 mod peers;
+mod queue;
 mod receive;
 mod receives;
 mod rendezvous;

@@ -277,15 +277,14 @@ impl Core {
     }
 
     fn find_unexpected(&mut self, op: &ReceiveOp, host: &impl Host) -> Option<Key> {
+        self.matching.follow(host.book_epoch());
         let Self { matching: Matching { unexpected, .. }, peers, .. } = self;
-        unexpected
-            .of(op.space())
-            .iter()
-            .find(|(_, m)| {
-                (m.envelope.tag ^ op.tag) & !op.ignore == 0
-                    && (op.source == ANY_SOURCE || peers.source(m.peer, host) == op.source)
-            })
-            .map(|(key, _)| key)
+        let name = |m: &Unexpected| {
+            let source =
+                if op.source == ANY_SOURCE { op.source } else { peers.source(m.peer, host) };
+            (m.envelope.tag, source)
+        };
+        unexpected.of(op.space()).first_of(op.pattern(), (op.tag, op.source), name)
     }
 
     /// Takes the first posted receive that matches out of the list, or reserves space in its multi-receive buffer.
@@ -332,7 +331,10 @@ impl Core {
         let since_ns = if is_timed { host.now_ns() } else { 0 };
         let message = Unexpected { peer, envelope: *envelope, body, arrival, since_ns };
         host.trace(Kind::Unexpected, peer, message.number(), message.len());
-        self.matching.unexpected.of(envelope.space()).push_back(message)
+        self.matching.follow(host.book_epoch());
+        let Self { matching, peers, .. } = self;
+        let about = || (None, (envelope.tag, peers.source(peer, host)));
+        matching.unexpected.of(envelope.space()).push_back(message, about)
     }
 
     /// Whether the receive context of a message exists.

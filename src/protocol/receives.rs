@@ -2,6 +2,7 @@
 
 use super::index_list::{IndexList, Key};
 use super::packet::Envelope;
+use super::queue::Pattern;
 use super::spaces::{Space, Spaces};
 use super::{ANY_SOURCE, Report};
 use crate::memory::{Buffers, Segment, SegmentList};
@@ -30,6 +31,10 @@ impl<B: Buffers> ReceiveOp<B> {
     #[inline(always)]
     pub(super) fn space(&self) -> Space {
         Space { rx: self.report.context(), tagged: self.tagged }
+    }
+
+    pub(super) fn pattern(&self) -> Pattern {
+        Pattern::new(self.ignore, self.source)
     }
 }
 
@@ -61,6 +66,21 @@ pub(super) struct Posted {
 impl Posted {
     pub(super) fn new(op: &ReceiveOp, target: Target) -> Self {
         Self { source: op.source, tag: op.tag, ignore: op.ignore, target }
+    }
+
+    /// Takes a complete message, if this is not a multi-receive and takes it in one segment.
+    #[inline(always)]
+    fn fill(&self, payload: &[u8]) -> Option<Filled> {
+        let Target { segments, context, report, multi } = &self.target;
+        if multi.is_some() || !segments.copy_in_one(0, payload) {
+            return None;
+        }
+        Some(Filled { buffer: segments.first_addr(), context: *context, report: *report })
+    }
+
+    /// See [`super::queue::Queue`].
+    fn about(&self) -> (Pattern, (u64, u64)) {
+        (Pattern::new(self.ignore, self.source), (self.tag, self.source))
     }
 
     /// What was asked for, but for the multi-receive buffer, which the target has.
@@ -160,9 +180,7 @@ impl Receives {
     /// Receives that want `from` want `to` from now on.
     pub(super) fn rename_source(&mut self, from: u64, to: u64) {
         for list in self.posted.lists_mut() {
-            for key in list.keys_where(|posted| posted.source == from) {
-                list.get_mut(key).into_iter().for_each(|posted| posted.source = to);
-            }
+            list.change(|posted| posted.source == from, |posted| posted.source = to);
         }
         let held = self.held.iter_mut().map(|(_, posted)| posted);
         held.filter(|posted| posted.source == from).for_each(|posted| posted.source = to);
@@ -201,7 +219,8 @@ impl Receives {
 
     #[inline]
     pub(super) fn post_at(&mut self, op: &ReceiveOp, target: Target) {
-        self.posted.of(op.space()).push_back(Posted::new(op, target));
+        let about = || (Some(op.pattern()), (op.tag, op.source));
+        self.posted.of(op.space()).push_back(Posted::new(op, target), about);
     }
 
     /// Posts a receive of one message into one segment.
@@ -214,7 +233,8 @@ impl Receives {
         (context, report): (u64, Report),
     ) {
         let target = Target { segments: segment.into(), context, report, multi: None };
-        self.posted.of(space).push_back(Posted { source, tag, ignore, target });
+        let about = || (Some(Pattern::new(ignore, source)), (tag, source));
+        self.posted.of(space).push_back(Posted { source, tag, ignore, target }, about);
     }
 
     /// The target of a receive. Registers the buffer of a multi-receive.
@@ -235,9 +255,8 @@ impl Receives {
     /// The first posted receive that matches.
     #[inline]
     fn find(&mut self, space: Space, tag: u64, source: u64) -> Option<Key> {
-        let matches = matches(tag, source);
-        let mut posted = self.posted.of(space).iter();
-        posted.find(|(_, p)| matches(p)).map(|(key, _)| key)
+        let list = self.posted.of(space);
+        list.first_for((tag, source), matches(tag, source), Posted::about)
     }
 
     /// Serves the first posted receive that matches with a complete message, if it is not a multi-receive and takes the
@@ -250,14 +269,10 @@ impl Receives {
         payload: &[u8],
         source: u64,
     ) -> Option<Filled> {
-        let list = self.posted.of(space);
-        list.serve_first(matches(tag, source), |posted| {
-            let Target { segments, context, report, multi } = &posted.target;
-            if multi.is_some() || !segments.copy_in_one(0, payload) {
-                return None;
-            }
-            Some(Filled { buffer: segments.first_addr(), context: *context, report: *report })
-        })
+        let found = self.posted.of(space).first_soon(matches(tag, source))?;
+        let filled = found.entry()?.fill(payload)?;
+        found.discard();
+        Some(filled)
     }
 
     /// Takes the first posted receive that matches out of the list, or reserves space in its multi-receive buffer.

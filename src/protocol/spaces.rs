@@ -1,6 +1,6 @@
 //! The matching spaces of an endpoint: plain and tagged messages of each receive context.
 
-use super::index_list::IndexList;
+use super::queue::Queue;
 
 /// Messages and receives match only within one space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,27 +18,27 @@ impl Space {
     }
 }
 
-/// One list for each matching space.
+/// One queue for each matching space.
 #[derive(Debug)]
 pub(super) struct Spaces<T> {
-    plain: IndexList<T>,
-    tagged: IndexList<T>,
-    /// The lists of contexts 1 and up: plain, tagged.
-    more: Vec<[IndexList<T>; 2]>,
+    plain: Queue<T>,
+    tagged: Queue<T>,
+    /// The queues of contexts 1 and up: plain, tagged.
+    more: Vec<[Queue<T>; 2]>,
 }
 
 impl<T> Spaces<T> {
     pub(super) fn new(contexts: usize) -> Self {
         Self {
-            plain: IndexList::default(),
-            tagged: IndexList::default(),
-            more: (1..contexts).map(|_| [IndexList::default(), IndexList::default()]).collect(),
+            plain: Queue::default(),
+            tagged: Queue::default(),
+            more: (1..contexts).map(|_| [Queue::default(), Queue::default()]).collect(),
         }
     }
 
-    /// The list of a space. A context that does not exist gets the lists of context 0; callers ask for none.
+    /// The queue of a space. A context that does not exist gets the queues of context 0; callers ask for none.
     #[inline]
-    pub(super) fn of(&mut self, space: Space) -> &mut IndexList<T> {
+    pub(super) fn of(&mut self, space: Space) -> &mut Queue<T> {
         if space.rx > 0 {
             return self.beyond(space);
         }
@@ -46,7 +46,7 @@ impl<T> Spaces<T> {
     }
 
     #[inline(never)]
-    fn beyond(&mut self, space: Space) -> &mut IndexList<T> {
+    fn beyond(&mut self, space: Space) -> &mut Queue<T> {
         let Self { plain, tagged, more } = self;
         match more.get_mut(usize::from(space.rx).wrapping_sub(1)) {
             Some([_, tagged]) if space.tagged => tagged,
@@ -56,16 +56,16 @@ impl<T> Spaces<T> {
         }
     }
 
-    fn lists(&self) -> impl Iterator<Item = &IndexList<T>> {
+    fn lists(&self) -> impl Iterator<Item = &Queue<T>> {
         [&self.plain, &self.tagged].into_iter().chain(self.more.iter().flatten())
     }
 
-    pub(super) fn lists_mut(&mut self) -> impl Iterator<Item = &mut IndexList<T>> {
+    pub(super) fn lists_mut(&mut self) -> impl Iterator<Item = &mut Queue<T>> {
         [&mut self.plain, &mut self.tagged].into_iter().chain(self.more.iter_mut().flatten())
     }
 
     pub(super) fn len(&self) -> usize {
-        let more: usize = self.more.iter().flatten().map(IndexList::len).sum();
+        let more: usize = self.more.iter().flatten().map(|list| list.len()).sum();
         self.plain.len() + self.tagged.len() + more
     }
 
@@ -78,9 +78,9 @@ impl<T> Spaces<T> {
         self.more.get(beyond).map_or(0, |[plain, tagged]| plain.len() + tagged.len())
     }
 
-    /// The newest entry of each list.
+    /// The newest entry of each queue.
     pub(super) fn newest(&self) -> impl Iterator<Item = &T> {
-        self.lists().filter_map(IndexList::last)
+        self.lists().filter_map(|list| list.last())
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &T> {

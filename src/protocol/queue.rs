@@ -1,0 +1,455 @@
+//! Lists of messages and receives that are searched by tag and source: a short list is walked, a long one has an index.
+
+#![forbid(unsafe_code)]
+
+use super::ANY_SOURCE;
+use super::index_list::{Found, IndexList, Key};
+use std::collections::HashMap;
+use std::ops::Deref;
+
+/// Entries that a search may pass before it counts as long. Tests use the index all the time.
+pub(super) const SHORT: usize = if cfg!(test) { 1 } else { 32 };
+/// A list gets an index when long searches have passed so many entries for each one that it has.
+const LONG: usize = if cfg!(test) { 1 } else { 8 };
+/// Patterns of an index.
+const PATTERNS: usize = 8;
+const NONE: u32 = u32::MAX;
+
+/// What a receive compares: the bits of the tag that it does not ignore, and the source if it names one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Pattern {
+    ignore: u64,
+    directed: bool,
+}
+
+impl Pattern {
+    /// The pattern of a receive from `source`.
+    pub(super) fn new(ignore: u64, source: u64) -> Self {
+        Self { ignore, directed: source != ANY_SOURCE }
+    }
+
+    /// What has to be the same in a message and a receive.
+    fn name(self, tag: u64, source: u64) -> Name {
+        (tag & !self.ignore, if self.directed { source } else { ANY_SOURCE })
+    }
+}
+
+/// Tag and source, as far as they are compared.
+type Name = (u64, u64);
+
+/// An entry in its chain. `number`: it grows from one entry of the list to the next.
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    key: Key,
+    name: Name,
+    number: u64,
+    next: u32,
+    prev: u32,
+}
+
+/// The entries of each name, in the order of the list.
+#[derive(Debug)]
+struct Chains {
+    pattern: Pattern,
+    /// The first and the last slot of each name.
+    ends: HashMap<Name, (u32, u32)>,
+    /// By slot of the list.
+    links: Vec<Option<Link>>,
+}
+
+impl Chains {
+    fn new(pattern: Pattern) -> Self {
+        Self { pattern, ends: HashMap::new(), links: Vec::new() }
+    }
+
+    fn link(&mut self, slot: u32) -> Option<&mut Link> {
+        self.links.get_mut(slot as usize)?.as_mut()
+    }
+
+    fn add(&mut self, key: Key, number: u64, (tag, source): (u64, u64)) {
+        let (slot, name) = (key.slot(), self.pattern.name(tag, source));
+        if slot == NONE {
+            return; // there was no memory for the entry
+        }
+        if self.links.len() <= slot as usize {
+            self.links.resize(slot as usize + 1, None);
+        }
+        let (_, last) = self.ends.entry(name).or_insert((slot, NONE));
+        let prev = std::mem::replace(last, slot);
+        if let Some(link) = self.link(prev) {
+            link.next = slot;
+        }
+        if let Some(place) = self.links.get_mut(slot as usize) {
+            *place = Some(Link { key, name, number, next: NONE, prev });
+        }
+    }
+
+    fn remove(&mut self, key: Key) {
+        let place = self.links.get_mut(key.slot() as usize);
+        let Some(link) = place.and_then(|link| link.take_if(|link| link.key == key)) else {
+            return;
+        };
+        let Link { name, next, prev, .. } = link;
+        if let Some(after) = self.link(next) {
+            after.prev = prev;
+        }
+        if let Some(before) = self.link(prev) {
+            before.next = next;
+        }
+        match self.ends.get_mut(&name) {
+            Some((_, last)) if next == NONE && prev != NONE => *last = prev,
+            Some((first, _)) if prev == NONE && next != NONE => *first = next,
+            Some(_) if prev == NONE => drop(self.ends.remove(&name)),
+            _ => {}
+        }
+    }
+
+    fn first(&self, tag: u64, source: u64) -> Option<&Link> {
+        let (first, _) = self.ends.get(&self.pattern.name(tag, source))?;
+        self.links.get(*first as usize)?.as_ref()
+    }
+}
+
+/// Finds the entries of a list.
+#[derive(Debug, Default)]
+struct Index {
+    chains: Vec<Chains>,
+    /// Entries so far.
+    added: u64,
+    /// Searches, one after the other, whose answer was the first entry of the list.
+    easy: usize,
+}
+
+impl Index {
+    fn of(&mut self, pattern: Pattern) -> Option<&mut Chains> {
+        self.chains.iter_mut().find(|chains| chains.pattern == pattern)
+    }
+
+    /// The chains of `pattern`, made if there are none.
+    fn made(&mut self, pattern: Pattern) -> Option<&mut Chains> {
+        if self.of(pattern).is_none() {
+            if self.chains.len() == PATTERNS {
+                return None;
+            }
+            self.chains.push(Chains::new(pattern));
+        }
+        self.of(pattern)
+    }
+}
+
+/// A list, and its index while that is worth having.
+#[derive(Debug)]
+pub(super) struct Queue<T> {
+    list: IndexList<T>,
+    index: Option<Box<Index>>,
+    /// Entries that long searches have passed since there was an index last.
+    passed: usize,
+}
+
+impl<T> Default for Queue<T> {
+    fn default() -> Self {
+        Self { list: IndexList::default(), index: None, passed: 0 }
+    }
+}
+
+impl<T> Deref for Queue<T> {
+    type Target = IndexList<T>;
+
+    fn deref(&self) -> &IndexList<T> {
+        &self.list
+    }
+}
+
+impl<T> Queue<T> {
+    /// Adds an entry at the end. `about`: its pattern, if it is a receive, and its name.
+    #[inline(always)]
+    pub(super) fn push_back(
+        &mut self,
+        entry: T,
+        about: impl FnOnce() -> (Option<Pattern>, Name),
+    ) -> Key {
+        let key = self.list.push_back(entry);
+        if self.index.is_some() {
+            self.add(key, about());
+        }
+        key
+    }
+
+    #[cold]
+    fn add(&mut self, key: Key, (pattern, name): (Option<Pattern>, Name)) {
+        let Some(index) = &mut self.index else { return };
+        index.added += 1;
+        let number = index.added;
+        match pattern {
+            None => index.chains.iter_mut().for_each(|chains| chains.add(key, number, name)),
+            Some(pattern) => match index.made(pattern) {
+                Some(chains) => chains.add(key, number, name),
+                None => self.forget(),
+            },
+        }
+    }
+
+    /// Removes the entry of `key` and returns it.
+    #[inline]
+    pub(super) fn remove(&mut self, key: Key) -> Option<T> {
+        let entry = self.list.remove(key)?;
+        if let Some(index) = &mut self.index {
+            index.chains.iter_mut().for_each(|chains| chains.remove(key));
+            if self.list.is_empty() {
+                self.forget();
+            }
+        }
+        Some(entry)
+    }
+
+    /// The entry of `key`, whose name and pattern stay as they are.
+    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+        self.list.get_mut(key)
+    }
+
+    /// Changes entries and their names.
+    pub(super) fn change(&mut self, wanted: impl Fn(&T) -> bool, mut change: impl FnMut(&mut T)) {
+        self.forget();
+        for key in self.list.keys_where(wanted) {
+            self.list.get_mut(key).into_iter().for_each(&mut change);
+        }
+    }
+
+    /// Drops the index: names have changed.
+    pub(super) fn forget(&mut self) {
+        (self.index, self.passed) = (None, 0);
+    }
+
+    /// The first entry that `wanted` accepts, if that is soon found without an index.
+    #[inline(always)]
+    pub(super) fn first_soon(&mut self, wanted: impl FnMut(&T) -> bool) -> Option<Found<'_, T>> {
+        if self.index.is_some() {
+            return None;
+        }
+        self.list.first_soon(SHORT, wanted)
+    }
+
+    /// The first of the receives that match a message with this name. `about`: their patterns and names.
+    pub(super) fn first_for(
+        &mut self,
+        (tag, source): Name,
+        wanted: impl FnMut(&T) -> bool,
+        about: impl Fn(&T) -> (Pattern, Name),
+    ) -> Option<Key> {
+        if let Some(index) = &self.index {
+            let links = index.chains.iter().filter_map(|chains| chains.first(tag, source));
+            let found = links.min_by_key(|link| link.number).map(|link| link.key);
+            self.count_easy(found);
+            return found;
+        }
+        let found = self.walk(wanted);
+        if self.is_slow() {
+            (self.index, self.passed) = (Some(Box::default()), 0);
+            let all: Vec<_> = self.list.iter().map(|(key, entry)| (key, about(entry))).collect();
+            for (key, (pattern, name)) in all {
+                self.add(key, (Some(pattern), name));
+            }
+        }
+        found
+    }
+
+    /// The first of the messages that match a receive with this pattern and name. `name`: the name of a message.
+    pub(super) fn first_of(
+        &mut self,
+        pattern: Pattern,
+        (tag, source): Name,
+        mut name: impl FnMut(&T) -> Name,
+    ) -> Option<Key> {
+        if let Some(chains) = self.index.as_mut().and_then(|index| index.of(pattern)) {
+            let found = chains.first(tag, source).map(|link| link.key);
+            self.count_easy(found);
+            return found;
+        }
+        let wanted = pattern.name(tag, source);
+        let found = self.walk(|entry| {
+            let (tag, source) = name(entry);
+            pattern.name(tag, source) == wanted
+        });
+        if self.is_slow() {
+            self.passed = 0;
+            self.chain(pattern, name);
+        }
+        found
+    }
+
+    /// Makes the chains of a pattern, in place of the oldest if there are many.
+    fn chain(&mut self, pattern: Pattern, mut name: impl FnMut(&T) -> Name) {
+        let index = self.index.get_or_insert_default();
+        if index.chains.len() == PATTERNS {
+            index.chains.remove(0);
+        }
+        let Some(chains) = index.made(pattern) else { return };
+        let mut number = 0;
+        for (key, entry) in self.list.iter() {
+            number += 1;
+            chains.add(key, number, name(entry));
+        }
+        index.added = index.added.max(number);
+    }
+
+    fn walk(&mut self, mut wanted: impl FnMut(&T) -> bool) -> Option<Key> {
+        let mut passed = 0;
+        let found = self.list.iter().find(|(_, entry)| {
+            passed += 1;
+            wanted(entry)
+        });
+        if passed > SHORT {
+            self.passed += passed;
+        }
+        found.map(|(key, _)| key)
+    }
+
+    /// Whether walks have cost more than an index would.
+    fn is_slow(&self) -> bool {
+        self.passed > self.list.len() * LONG
+    }
+
+    /// Drops an index that was of no use for as long as it took to make.
+    fn count_easy(&mut self, found: Option<Key>) {
+        let is_easy = found.is_some() && found == self.list.first_key();
+        let Some(index) = &mut self.index else { return };
+        index.easy = if is_easy { index.easy + 1 } else { 0 };
+        if index.easy > self.list.len() + SHORT {
+            self.forget();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PATTERNS_TRIED: u64 = 12;
+
+    #[derive(Debug, Clone)]
+    enum Op {
+        Push(u64, u64, u64),
+        Find(u64, u64, u64),
+        Take(u64, u64, u64),
+        Remove(usize),
+        Rename(u64, u64),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let name = (0..3u64, 0..PATTERNS_TRIED, 0..4u64);
+        prop_oneof![
+            6 => name.clone().prop_map(|(a, b, c)| Op::Push(a, b, c)),
+            4 => name.clone().prop_map(|(a, b, c)| Op::Find(a, b, c)),
+            3 => name.prop_map(|(a, b, c)| Op::Take(a, b, c)),
+            1 => any::<usize>().prop_map(Op::Remove),
+            1 => (0..3u64, 0..3u64).prop_map(|(a, b)| Op::Rename(a, b)),
+        ]
+    }
+
+    fn source(n: u64) -> u64 {
+        if n == 3 { ANY_SOURCE } else { n }
+    }
+
+    fn meet((tag, from): Name, (wanted, ignore, source): (u64, u64, u64)) -> bool {
+        (tag ^ wanted) & !ignore == 0 && (source == ANY_SOURCE || source == from)
+    }
+
+    proptest! {
+        /// Messages, and receives of more patterns than an index has.
+        #[test]
+        fn finds_what_a_walk_finds(ops in prop::collection::vec(op(), 0..300)) {
+            let mut messages: Queue<(u64, u64)> = Queue::default();
+            let mut receives: Queue<(u64, u64, u64)> = Queue::default();
+            for op in ops {
+                match op {
+                    Op::Push(tag, ignore, from) => {
+                        messages.push_back((tag, from), || (None, (tag, from)));
+                        let source = source(from);
+                        let about = || (Some(Pattern::new(ignore, source)), (tag, source));
+                        receives.push_back((tag, ignore, source), about);
+                    }
+                    Op::Find(tag, ignore, from) | Op::Take(tag, ignore, from) => {
+                        let wanted = (tag, ignore, source(from));
+                        let walk = messages.iter().find(|(_, m)| meet(**m, wanted)).map(|(k, _)| k);
+                        let pattern = Pattern::new(ignore, wanted.2);
+                        let message = messages.first_of(pattern, (tag, wanted.2), |m| *m);
+                        prop_assert_eq!(message, walk);
+                        let walk = receives.iter().find(|(_, r)| meet((tag, from), **r)).map(|(k, _)| k);
+                        let about = |r: &(u64, u64, u64)| (Pattern::new(r.1, r.2), (r.0, r.2));
+                        let receive = receives.first_for((tag, from), |r| meet((tag, from), *r), about);
+                        prop_assert_eq!(receive, walk);
+                        if matches!(op, Op::Take(..)) {
+                            message.map(|key| messages.remove(key));
+                            receive.map(|key| receives.remove(key));
+                        }
+                    }
+                    Op::Remove(n) => {
+                        let key = messages.iter().nth(n % messages.len().max(1)).map(|(key, _)| key);
+                        key.map(|key| messages.remove(key));
+                        let key = receives.iter().nth(n % receives.len().max(1)).map(|(key, _)| key);
+                        key.map(|key| receives.remove(key));
+                    }
+                    Op::Rename(from, to) => {
+                        messages.change(|m| m.1 == from, |m| m.1 = to);
+                        receives.change(|r| r.2 == from, |r| r.2 = to);
+                    }
+                }
+            }
+        }
+    }
+
+    const MANY: u64 = 1000;
+
+    /// Counts the entries that are looked at.
+    fn looks(mut find: impl FnMut(&mut dyn FnMut())) -> usize {
+        let mut count = 0;
+        find(&mut || count += 1);
+        count
+    }
+
+    #[test]
+    fn messages_behind_many_of_another_source_are_found_at_once() {
+        let mut queue: Queue<(u64, u64)> = Queue::default();
+        for n in 0..2 * MANY {
+            let message = (n, u64::from(n >= MANY));
+            queue.push_back(message, || (None, message));
+        }
+        let pattern = Pattern::new(u64::MAX, 1);
+        let passed = looks(|look| {
+            for n in 0..MANY {
+                let name = |m: &(u64, u64)| {
+                    look();
+                    *m
+                };
+                let key = queue.first_of(pattern, (0, 1), name).unwrap();
+                assert_eq!(queue.remove(key), Some((MANY + n, 1)));
+            }
+        });
+        assert!(passed as u64 <= 10 * LONG as u64 * MANY, "{passed}");
+    }
+
+    #[test]
+    fn receives_behind_many_are_found_at_once_and_an_index_of_no_use_is_dropped() {
+        let mut queue: Queue<(u64, u64)> = Queue::default();
+        let about = |r: &(u64, u64)| (Pattern::new(0, r.1), *r);
+        for tag in 0..MANY {
+            queue.push_back((tag, 0), || (Some(Pattern::new(0, 0)), (tag, 0)));
+        }
+        let passed = looks(|look| {
+            for tag in (MANY / 2..MANY).rev().chain(0..MANY / 2) {
+                let wanted = |r: &(u64, u64)| {
+                    look();
+                    *r == (tag, 0)
+                };
+                let key = queue.first_for((tag, 0), wanted, about).unwrap();
+                assert_eq!(queue.remove(key), Some((tag, 0)));
+                // It is made soon, and dropped when half of the easy searches are over.
+                let has = queue.index.is_some();
+                assert!(has || !(MANY / 2..MANY - 2).contains(&tag), "{tag}");
+                assert!(!has || !(MANY / 3..MANY / 2).contains(&tag), "{tag}");
+            }
+        });
+        assert!(passed as u64 <= 4 * MANY, "{passed}");
+    }
+}
