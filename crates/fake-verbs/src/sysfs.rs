@@ -2,7 +2,7 @@
 //! `SYSFS_PATH`, which libibverbs itself obeys, leads to it.
 
 use crate::nic::view::gids;
-use crate::personality::{Device, Personality, Port};
+use crate::personality::{Device, Link, Personality, Port};
 use std::path::{Path, PathBuf};
 
 /// The root of the tree, the value of `SYSFS_PATH`.
@@ -38,6 +38,12 @@ fn describe(place: &Path, device: &Device) -> std::io::Result<()> {
         std::fs::create_dir_all(port_place.join("pkeys"))?;
         let state = if port.active { "4: ACTIVE\n" } else { "1: DOWN\n" };
         std::fs::write(port_place.join("state"), state)?;
+        let layer = match port.link {
+            Link::InfiniBand { .. } => "InfiniBand\n",
+            Link::Ethernet { .. } => "Ethernet\n",
+        };
+        std::fs::write(port_place.join("link_layer"), layer)?;
+        std::fs::write(port_place.join("rate"), format!("{} Gb/sec\n", port.gbps))?;
         list_gids(&port_place, port)?;
         for (at, pkey) in port.pkeys.iter().enumerate() {
             std::fs::write(port_place.join(format!("pkeys/{at}")), format!("{pkey:#06x}\n"))?;

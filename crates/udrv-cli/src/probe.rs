@@ -180,21 +180,36 @@ fn levels_shown(log: &str) -> usize {
     LEVELS.iter().position(|(word, _)| is(word)).unwrap_or(WARN) + 1
 }
 
-/// What the provider's log says of each RDMA device, once each, when it is asked what there is.
-fn devices(log: &str) -> Vec<&str> {
+/// What the provider's log says of each RDMA device, once each, when it is asked what there is. Of two verdicts of which
+/// one goes on where the other ends, the longer one.
+fn devices(log: &str) -> Vec<String> {
     const SUBJECTS: [&str; 4] =
         ["no RDMA through ", "RDMA through ", "RDMA device ", "no RDMA at "];
-    let mut found = Vec::new();
+    let mut found: Vec<String> = Vec::new();
     for line in log.lines() {
         // That one is of an endpoint.
         if line.contains("; queue pair ") {
             continue;
         }
         let at = SUBJECTS.iter().find_map(|subject| line.find(subject));
-        let verdict = at.and_then(|at| line.get(at..));
-        found.extend(verdict.filter(|verdict| !found.contains(verdict)));
+        let Some(verdict) = at.and_then(|at| line.get(at..)).map(without_port) else { continue };
+        if !found.iter().any(|other| other.starts_with(&verdict)) {
+            found.retain(|other| !verdict.starts_with(other.as_str()));
+            found.push(verdict);
+        }
     }
     found
+}
+
+/// A verdict on an address does not depend on its port, which each endpoint has its own of.
+fn without_port(verdict: &str) -> String {
+    let of_address = verdict.split_once("://").and_then(|(_, rest)| rest.split_once(": "));
+    match of_address.and_then(|(address, why)| Some((address.rsplit_once(':')?.0, why))) {
+        Some((host, why)) if verdict.starts_with("no RDMA at ") => {
+            format!("no RDMA at {host}: {why}")
+        }
+        _ => verdict.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -215,11 +230,22 @@ mod tests {
             libfabric:1:9::udrv:core:log():1<info> RDMA device mlx5_1:1 is not active\n\
             [a:1] udrv info: RDMA device mlx5_1:1 is not active\n[a:1] udrv info: other\n\
             [a:1] udrv info: RDMA through mlx5_0:1: it is routable; queue pair 0x2002\n\
-            [a:1] udrv warning: no RDMA through mlx5_2:1 (out of memory): data goes over UDP\n";
+            [a:1] udrv warning: no RDMA through mlx5_2:1 (out of memory): data goes over UDP\n\
+            [a:1] udrv info: no RDMA at fi_sockaddr_in://192.0.2.2:0: efa_0 has no such: as EFA\n\
+            [a:1] udrv info: no RDMA at fi_sockaddr_in://192.0.2.2:427: efa_0 has no such: as EFA\n\
+            [a:1] udrv info: no RDMA at fi_sockaddr_in6://[fd00::2]:7: efa_0 has no such: as EFA\n\
+            [a:1] udrv info: RDMA through qedr0:1: it is routable; it has no UD queue pairs\n\
+            [a:1] udrv info: RDMA through qedr0:1: it is routable\n\
+            [a:1] udrv info: RDMA through qedr1:1: it is routable\n\
+            [a:1] udrv info: RDMA through qedr1:1: it is routable; it has no UD queue pairs\n";
         let wanted = [
             "RDMA through mlx5_0:1, RoCE v2: it is routable",
             "RDMA device mlx5_1:1 is not active",
             "no RDMA through mlx5_2:1 (out of memory): data goes over UDP",
+            "no RDMA at 192.0.2.2: efa_0 has no such: as EFA",
+            "no RDMA at [fd00::2]: efa_0 has no such: as EFA",
+            "RDMA through qedr0:1: it is routable; it has no UD queue pairs",
+            "RDMA through qedr1:1: it is routable; it has no UD queue pairs",
         ];
         assert_eq!(super::devices(log), wanted);
     }

@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_poll_is_named() {
+    fn a_process_that_does_not_poll_is_named() {
         let stands = json!({ "address": "a", "polls": 5, "sleeps": 0, "forged": 2 });
         assert!(worst(&stands, &stands).contains("it computes, or waits"));
         let asleep = json!({ "address": "a", "polls": 5, "sleeps": 1, "asleep": 1 });
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_waited_for_is_named() {
+    fn a_peer_that_is_waited_for_is_named() {
         let other = json!({ "pid": 7, "rank": 4, "host": "n", "endpoints": [{ "address": "b" }] });
         let all = [other];
         let waits = json!({ "address": "a", "send_waits_ms": 900, "send_waits_for": "b", "sends_pending": 2 });

@@ -6,13 +6,17 @@ use super::Verdict::{Good, Note, Warn};
 use super::{Finding, read};
 use crate::find;
 use crate::probe::probe;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// Where the kernel lists the devices; libibverbs and the provider obey the variable too.
+/// Where devices are listed instead of /sys; libibverbs and the provider obey the variable too.
+fn moved() -> Option<OsString> {
+    std::env::var_os("SYSFS_PATH").filter(|path| !path.is_empty())
+}
+
+/// Where the kernel lists the devices.
 fn folder() -> PathBuf {
-    let moved = std::env::var_os("SYSFS_PATH").filter(|path| !path.is_empty());
-    let root = moved.unwrap_or_else(|| "/sys".into());
-    Path::new(&root).join("class/infiniband")
+    Path::new(&moved().unwrap_or_else(|| "/sys".into())).join("class/infiniband")
 }
 
 /// This machine has RDMA devices.
@@ -39,7 +43,8 @@ pub(super) fn check() -> Vec<Finding> {
         findings.extend(verdicts);
     } else if libloading_finds("libibverbs.so.1") {
         findings.extend(verdicts);
-        findings.push(uverbs());
+        // /dev is the kernel's, whose devices others are.
+        findings.extend(moved().is_none().then(uverbs));
     } else {
         findings.push(
             Finding::new("devices", Warn, "libibverbs.so.1 is missing: no device is used")
@@ -79,8 +84,11 @@ fn check_port(port: &Path) -> Finding {
     let device =
         port.ancestors().nth(2).and_then(Path::file_name).unwrap_or_default().to_string_lossy();
     let number = port.file_name().unwrap_or_default().to_string_lossy();
-    let (state, rate, link) = (file("state"), file("rate"), file("link_layer"));
-    let says = format!("{device}:{number} {link}, {rate}, state {state}");
+    let state = file("state");
+    let mut parts = vec![file("link_layer"), file("rate"), format!("state {state}")];
+    // Not every driver tells each of them.
+    parts.retain(|part| !part.is_empty());
+    let says = format!("{device}:{number} {}", parts.join(", "));
     if state.contains("ACTIVE") {
         Finding::new("devices", Good, says)
     } else {
@@ -117,4 +125,20 @@ fn uverbs() -> Finding {
 fn libloading_finds(name: &str) -> bool {
     // SAFETY: a library of the system, whose initialisation any process may run.
     unsafe { libloading::Library::new(name) }.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_port_without_a_rate_is_shown_without_it() {
+        let place = std::env::temp_dir().join(format!("udrv-doctor-{}", std::process::id()));
+        let port = place.join("efa_0/ports/1");
+        std::fs::create_dir_all(&port).unwrap();
+        std::fs::write(port.join("state"), "4: ACTIVE\n").unwrap();
+        assert_eq!(super::check_port(&port).says, "efa_0:1 state 4: ACTIVE");
+        std::fs::write(port.join("link_layer"), "Ethernet\n").unwrap();
+        std::fs::write(port.join("rate"), "100 Gb/sec\n").unwrap();
+        assert_eq!(super::check_port(&port).says, "efa_0:1 Ethernet, 100 Gb/sec, state 4: ACTIVE");
+        std::fs::remove_dir_all(&place).unwrap();
+    }
 }
