@@ -57,7 +57,7 @@ fn path_of(name: &str) -> Option<PathBuf> {
 }
 
 fn git(arguments: &[&str]) -> Option<String> {
-    // Whoever builds as another user than the owner of the repository gets the same file.
+    // A user who builds from a repository of another user gets the same file.
     let output = Command::new("git")
         .args(["-c", "safe.directory=*"])
         .args(arguments)

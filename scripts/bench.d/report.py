@@ -106,7 +106,7 @@ def spread(section, metric):
 
 
 def by_metric(section, metrics):
-    """A column for each metric, of ours alone."""
+    """A column for each metric, of udrv alone."""
     yield f"{section} (medians)"
     yield ""
     yield row("entries", *(METRICS[m][0] for m in metrics))

@@ -1,4 +1,4 @@
-# What a stranger does to an abstract socket: stranger.py DEED PORT [SECONDS]. Prints `done` when he has, and stays for SECONDS.
+# Misuses an abstract socket as another user may: stranger.py DEED PORT [SECONDS]. Prints `done` when it has, and stays for SECONDS.
 import array
 import os
 import socket
@@ -6,7 +6,7 @@ import struct
 import sys
 import time
 
-# Ports that the kernel gives to whoever asks for any end here.
+# The ports that the kernel gives to a socket without one end here.
 LAST = 61000
 
 
@@ -34,7 +34,7 @@ def lingering():
 
 
 def linger(port):
-    """Passes such sockets to whoever accepts, and has no reference left."""
+    """Passes such sockets to the process that accepts, and has no reference left."""
     kept = []
     for _ in range(8):
         one, rest = lingering()

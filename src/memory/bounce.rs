@@ -33,7 +33,7 @@ pub(crate) enum Part {
     Copied(Copied),
 }
 
-/// A copy from device memory to a bounce buffer. Who drops it before its end waits for that.
+/// A copy from device memory to a bounce buffer. To drop it before its end waits for that.
 #[derive(Debug)]
 pub(crate) struct Copied {
     site: Site,

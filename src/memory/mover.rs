@@ -397,7 +397,7 @@ pub(crate) enum Way {
     Write,
 }
 
-/// A copy from or to another process's device memory that was started. Who drops it before its end waits for that.
+/// A copy from or to another process's device memory that was started. To drop it before its end waits for that.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     import: Arc<Import>,

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_inside_is_not_visited_and_does_not_enter_twice() {
+    fn an_owner_that_is_inside_is_not_visited_and_does_not_enter_twice() {
         let (owner, mut visitor) = visited(1);
         let held = owner.enter().unwrap();
         assert!(owner.enter().is_none());

@@ -174,7 +174,7 @@ impl LateSet {
 
 impl Lasting {
     fn borrowed(&self) -> BorrowedFd<'_> {
-        // SAFETY: who adds a lasting member keeps it open until it is removed, or this set is not used any more.
+        // SAFETY: the owner of a lasting member keeps it open until it is removed, or this set is not used any more.
         unsafe { BorrowedFd::borrow_raw(self.fd) }
     }
 }
@@ -200,7 +200,7 @@ fn look(lasting: &[Lasting], tokens: &mut [u64]) -> Result<usize> {
     Ok(tokens.iter_mut().zip(ready).map(|(token, (_, one))| *token = one.token).count())
 }
 
-/// A timer that wakes those who wait for a set. It is made when it is first armed: most endpoints never sleep.
+/// A timer that wakes the threads that wait for a set. It is made when it is first armed: most endpoints never sleep.
 #[derive(Debug)]
 pub(crate) struct LateTimer {
     set: Arc<LateSet>,

@@ -254,7 +254,7 @@ mod tests {
 
     /// scripts/memcheck runs this under valgrind too.
     #[test]
-    fn whoever_unmaps_under_valgrind_waits_for_nobody() {
+    fn unmapping_under_valgrind_waits_for_nobody() {
         if !super::super::valgrind::runs_us() {
             return eprintln!("skipped: not under valgrind");
         }

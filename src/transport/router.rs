@@ -828,12 +828,12 @@ mod tests {
         }
         let mut crowded = false;
         each_lane!(ends[0].lanes, (lane, t) => crowded |= t.is_crowded(1));
-        assert!(crowded, "who waits for the network gives way to others");
+        assert!(crowded, "a thread that waits for the network gives way to others");
         assert_eq!(ends[0].traffic(), (false, 1), "but looks as often as ever");
     }
 
     #[test]
-    fn who_waits_long_gives_way_where_somebody_may_need_it() {
+    fn a_long_wait_gives_way_where_a_processor_may_be_needed() {
         let mut router = on_loopback();
         let mut count = |networked: bool, endpoints: usize, message_every: u32| {
             (1..=10 * STILL_POLLS)
@@ -1008,7 +1008,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_work_does_not_wake_who_sleeps() {
+    fn a_thread_that_finds_work_does_not_wake_one_that_sleeps() {
         let (mut a, mut b) = (on_loopback(), on_loopback());
         let to = b.connect(&a.address()).unwrap();
         b.send(to, Mode::Short, b"header", 0, |_, _| ()).unwrap();

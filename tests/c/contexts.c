@@ -816,7 +816,7 @@ static void another_vector_is_refused(void)
 	SAME(fi_enable(ep), -FI_EINVAL);
 	OK(fi_close(&ep->fid));
 	OK(fi_close(&av->fid));
-	/* Who has not asked for one gets none. */
+	/* An endpoint opened without a shared context gets none. */
 	OK(fi_endpoint(s.there.domain, s.there.info, &ep, NULL));
 	SAME(fi_ep_bind(ep, &s.srx->fid, 0), -FI_EINVAL);
 	SAME(fi_ep_bind(ep, &s.stx->fid, 0), -FI_EINVAL);
@@ -1062,7 +1062,7 @@ static void ordinary_endpoints_name_contexts(void)
 		wait_for(cq, a.cq, COUNT, NULL);
 		CHECK(wait_for(a.cq[i], &cq, 1, NULL).op_context == &contexts[i]);
 	}
-	/* A context that is not there takes nothing, and says so to who asks. */
+	/* A context that is not there takes nothing, and a sender that waits for an answer is told. */
 	for (size_t n = 1; n < LENGTHS; n++) {
 		struct iovec iov = { outgoing, lengths[n] };
 		struct fi_msg msg = { .msg_iov = &iov, .iov_count = 1, .addr = fi_rx_addr(back, 3, BITS), .context = contexts };

@@ -125,7 +125,7 @@ static void map(struct side *me)
 	vector(me, FI_AV_MAP);
 }
 
-/* Whoever opens a vector by its name first keeps it; all others read it, whatever they ask for. */
+/* The process that opens a vector by its name first keeps it; all others read it, whatever they ask for. */
 static void vector_with_name(struct side *me)
 {
 	struct fi_av_attr attr = { .type = FI_AV_TABLE };

@@ -207,7 +207,7 @@ static void exchange(struct side *from, struct side *to, fi_addr_t peer, char *o
 	CHECK(holds(in, len, (uint32_t)len, 0));
 }
 
-/* Talks and closes while it is cancelled already: no call of ours is a point where it ends. */
+/* Talks and closes while it is cancelled already: no call of udrv is a point where it ends. */
 static void *all_while_cancelled(void *argument)
 {
 	static const size_t lens[] = { 8, 5000, 100000, LARGE };

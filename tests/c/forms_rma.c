@@ -640,7 +640,7 @@ static void rma_auto(struct side *me)
 		}
 		tell(me, &byte, 1);
 	} else {
-		/* It makes no call of ours meanwhile. */
+		/* It makes no call of udrv meanwhile. */
 		hear(me, &byte, 1);
 		CHECK(holds(memory, 1 << 20, 5, 0));
 	}
@@ -682,7 +682,7 @@ static void rma_to_oneself(struct side *me)
 	to_oneself(me, FI_RMA);
 }
 
-/* Who names only what peers may do starts operations all the same: Charm++ does so. */
+/* An endpoint whose capabilities name only what peers may do starts operations all the same: Charm++ does so. */
 static void rma_of_targets(struct side *me)
 {
 	to_oneself(me, FI_RMA | FI_REMOTE_READ | FI_REMOTE_WRITE);

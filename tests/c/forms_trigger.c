@@ -946,7 +946,7 @@ static void progress_while_computing(struct side *me)
 	free(local);
 }
 
-/* Who writes to itself and then only looks at its memory sees it: the thread that slept is woken, as by a peer. */
+/* A process that writes to itself and then only looks at its memory sees it: the thread that slept is woken, as by a peer. */
 static void progress_to_oneself(struct side *me)
 {
 	enum { OPERATIONS = 30 };
@@ -1026,7 +1026,7 @@ static void progress_beside_polling(struct side *me)
 			completion(me->tx);
 		}
 		if (now() - begun > seconds * crowding())
-			FAIL("%d reads and writes took %.3f s: they waited for who polls", OPERATIONS, now() - begun);
+			FAIL("%d reads and writes took %.3f s: they waited for the thread that polls", OPERATIONS, now() - begun);
 	}
 	/* Rank 1 is here at once, and polls until rank 0 is. */
 	barrier(me);

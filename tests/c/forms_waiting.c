@@ -664,7 +664,7 @@ static void send_elsewhere(struct side *me, struct side *other, enum fi_wait_obj
 	free(to);
 }
 
-/* Who waits is inside a call, and can progress no other endpoint of its own: that is for the call to do. */
+/* A thread that waits is inside a call, and can progress no other endpoint of its own: that is for the call to do. */
 static void elsewhere(struct side *me)
 {
 	static const enum fi_wait_obj objects[] = { FI_WAIT_NONE, FI_WAIT_UNSPEC, FI_WAIT_FD, FI_WAIT_YIELD };
@@ -737,7 +737,7 @@ static void asleep_on(struct side *me, struct fid **both)
 	FAIL("two counters have counted nothing for %d s", PATIENCE_S);
 }
 
-/* What a counter has counted, and the application has not read, keeps it from sleeping: whoever made the progress. */
+/* A counter with a value that the application has not read does not sleep, whichever thread made the progress. */
 static void counter_asleep(struct side *me)
 {
 	struct fi_context context;
@@ -807,7 +807,7 @@ static void some_was_prompt(double fastest)
 		FAIL("the fastest wake-up took %.3f s", fastest);
 }
 
-/* One thread sleeps; another posts the receive of a long message that is there, and leaves its bytes to whoever polls.
+/* One thread sleeps; another posts the receive of a long message that is there, and leaves its bytes to the thread that polls.
  * The endpoint talks to itself: no link to another process has anything for it to look after now and then. */
 static void posted_by_another(struct side *me)
 {

@@ -138,7 +138,7 @@ static void sync_sides(struct side *side, const char *where)
 	double end = now() + patience_s(OPERATION_S);
 
 	for (;;) {
-		/* In this order: who is gone has come to its last stage before. */
+		/* In this order: a process that is gone has come to its last stage before. */
 		bool gone = other_is_gone(side);
 
 		if (__atomic_load_n(&common->stage[1 - side->rank], __ATOMIC_ACQUIRE) >= mine)
@@ -378,7 +378,7 @@ int main(int argc, char **argv)
 		return 0;
 	}
 	if (argc != 5)
-		FAIL("wants a call, an error, a way and who");
+		FAIL("wants a call, an error, a way and which processes");
 	error = strcmp(argv[2], "ENOSYS") ? EPERM : ENOSYS;
 	snprintf(name, sizeof(name), "%s-%s-%s-%s", argv[1], argv[2], argv[3], argv[4]);
 	refused = name;

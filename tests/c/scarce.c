@@ -27,7 +27,7 @@ enum what { ADDRESS_SPACE, FILE_SIZE, DESCRIPTORS };
 
 struct test {
 	const char *name;
-	/* Who has little: rank 0 sends, 1 receives. */
+	/* The rank with little: 0 sends, 1 receives. */
 	int rank;
 	enum what what;
 	/* Beyond what it has, bytes. */

@@ -19,7 +19,7 @@
 
 /* Messages that are pending at a time. */
 #define WINDOW 16
-/* Stops, cuts and emulators make it slow, seconds. Whoever starts it waits for less. */
+/* Stops, cuts and emulators make it slow, seconds. A script that starts it waits for less. */
 #define LONG_PATIENCE_S patience_s(900)
 
 /* A message that is pending; its address is the context. */

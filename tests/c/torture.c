@@ -344,7 +344,7 @@ static void end(void)
 	hear_until(all_closing, "closing");
 }
 
-/* True while the name of a socket of ours is there. */
+/* True while the name of one of the endpoint's sockets is there. */
 static bool socket_left(int port)
 {
 	FILE *file = fopen("/proc/net/unix", "r");

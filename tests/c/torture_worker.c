@@ -63,7 +63,7 @@ static void report(const struct note *note)
 		_exit(3); /* the parent is gone */
 }
 
-/* Nothing of ours has a name in a file system. */
+/* Nothing that udrv makes has a name in a file system. */
 static void check_files(void)
 {
 	char line[512];

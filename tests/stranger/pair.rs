@@ -1,4 +1,4 @@
-//! A transport over pairs of stream sockets, as somebody who does not know the house may write one: messages, and access to
+//! A transport over pairs of stream sockets, as somebody may write one who does not know the rest of the code: messages, and access to
 //! the peer's memory that the peer carries out when it is asked. It is in no product; the gate puts it into the list of
 //! transports (scripts/stranger) and runs MPI and fabtests over it.
 //!
@@ -117,7 +117,7 @@ pub(crate) struct Pair {
     listener: UnixListener,
     /// By peer: what we send by, and what was asked for there.
     outgoing: Vec<Option<(Stream, Asked)>>,
-    /// Of peers that have said who they are, and others.
+    /// Of peers that have told their address, and others.
     incoming: Vec<(Stream, Option<PeerId>)>,
     /// Memory that a peer may access, by number.
     exposed: Vec<Option<(PeerId, SegmentList)>>,

@@ -8,8 +8,8 @@
 //! * `abi`: the C functions. They translate, and leave decisions to `nic`.
 //! * `sys`: system calls: this process's memory as a device reads and writes it, descriptors, shared counters.
 //!
-//! **Who does the device's work.** A thread of each process does, when data arrives from others; a thread that polls a
-//! completion queue does as well, so that two polling processes on two processors do not wait for a third thread. All
+//! **The device's work** is done by a thread of each process, when data arrives from others. A thread that polls a
+//! completion queue does it as well, so that two polling processes on two processors do not wait for a third thread. All
 //! state is under one lock.
 //!
 //! **The verifier.** A violation of the interface's contract writes one line and aborts the process: real devices

@@ -254,7 +254,7 @@ fn capabilities_follow_what_is_asked() {
 }
 
 #[test]
-fn without_a_network_remote_peers_are_promised_to_those_who_insist() {
+fn without_a_network_remote_peers_are_promised_on_request_only() {
     let mut config = Config::default();
     config.net.on = false;
     let granted = |caps, domain_caps| {

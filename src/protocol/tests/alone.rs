@@ -472,7 +472,7 @@ fn a_region_that_ends_takes_the_device_s_way_along() {
 }
 
 #[test]
-fn who_departs_takes_its_device_along() {
+fn a_departed_peer_takes_its_device_along() {
     for how in [Departure::Closed, Departure::Failed(crate::sys::Errno(libc::EHOSTDOWN))] {
         let mut world = distant(Glazing { waits: 50, ..Glazing::none() });
         let mut region = Memory::zeroed(LEN);

@@ -286,7 +286,7 @@ fn a_peer_of_before_atomic_operations_gets_none() {
 }
 
 #[test]
-fn who_goes_away_leaves_nothing_behind() {
+fn a_departed_peer_leaves_nothing_behind() {
     for atomics in [Some(true), None] {
         for leaves in [0, 1] {
             let mut world = world(atomics);

@@ -444,7 +444,7 @@ fn messages_of_an_operation_that_has_begun_are_not_bounded() {
 }
 
 #[test]
-fn who_leaves_a_group_ends_what_runs_in_it() {
+fn leaving_a_group_ends_its_operations() {
     let mut world = world(2);
     let group = Group::join(&mut world, vec![0, 1], &|_| 5);
     joined(&mut world, &group);

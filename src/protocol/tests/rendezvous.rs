@@ -131,7 +131,7 @@ enum Taken {
 }
 
 #[test]
-fn who_takes_what_is_here_has_answered_when_the_call_returns() {
+fn a_receive_of_a_message_that_is_here_has_answered_when_the_call_returns() {
     use Taken::{Claimed, Discarded, DiscardedUnseen, Received};
     for (len, delivery) in [(LEN, false), (10, true)] {
         for taken in [Received, Claimed, Discarded, DiscardedUnseen] {
@@ -444,7 +444,7 @@ fn what_has_left_pends_no_more() {
 }
 
 #[test]
-fn who_asks_too_late_for_the_rest_has_it_already() {
+fn a_late_request_for_the_rest_changes_nothing() {
     // By the general path, and by the fast path.
     for fence in [true, false] {
         let mut world = lasting_world();

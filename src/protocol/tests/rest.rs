@@ -12,7 +12,7 @@ use crate::transport::PeerId;
 /// More than one turn sends.
 const LONG: usize = 200_000;
 
-/// A network with room for all, that tells who was refused when there is room (`announces`) or does not.
+/// A network with room for all, that tells a refused sender when there is room (`announces`) or does not.
 fn weather(announces: bool) -> Weather {
     let off = vec![Reach::Off];
     Weather {
@@ -92,7 +92,7 @@ fn unsolicited_bytes_follow_a_message_that_waited_for_a_fence() {
 
 /// A peer that sees the pressure does not send the rest until it is asked.
 #[test]
-fn who_is_short_of_memory_asks_for_the_rest_at_once() {
+fn a_receiver_short_of_memory_asks_for_the_rest_at_once() {
     let limits = Limits { unexpected_max: 1000, ..LIMITS };
     let mut world = World::new(2, Weather { push_max: LONG, ..weather(true) }, limits);
     let peer = world.peer(0, 1);

@@ -317,7 +317,7 @@ fn a_sender_that_sends_no_more_is_read() {
 }
 
 #[test]
-fn who_receives_as_well_is_left_alone() {
+fn a_sender_that_also_receives_is_left_alone() {
     let mut begun = Begun::new(ring(), LEN);
     let peer = begun.world.peer(1, 0);
     let (mut from, mut to) = (Memory::pattern(1, LEN), Memory::zeroed(LEN));

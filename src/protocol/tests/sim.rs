@@ -66,7 +66,7 @@ pub(super) struct Weather {
     pub(super) stream_breaks: u64,
     pub(super) windows: Glazing,
     pub(super) teamwork: Teamwork,
-    /// A packet wakes who was refused when there is room again.
+    /// A packet wakes a refused sender when there is room again.
     pub(super) announces_room: bool,
     /// There are no descriptors for messages.
     pub(super) short: bool,

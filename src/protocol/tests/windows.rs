@@ -393,7 +393,7 @@ fn what_a_peer_has_written_is_there_though_it_leaves_before_that_is_heard() {
 }
 
 #[test]
-fn who_wants_delivery_or_sends_more_than_is_wanted_waits_for_the_answer() {
+fn a_sender_that_wants_delivery_or_sends_too_much_waits_for_the_answer() {
     for (room, delivery) in [(4 * WINDOW, true), (4 * WINDOW - 1, false)] {
         let mut world = world(glazing(), 2);
         let peer = world.peer(0, 1);

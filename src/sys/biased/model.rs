@@ -73,7 +73,7 @@ fn nobody_is_inside_together() {
 
 /// Several visits without leaving: the barrier of the first one suffices for the later ones.
 #[test]
-fn who_stays_needs_no_other_barrier() {
+fn a_visitor_that_stays_needs_no_other_barrier() {
     explore(4, || {
         let (owner, mut visitor) = visited(Watched(UnsafeCell::new(0)));
         let thread = thread::spawn(move || {

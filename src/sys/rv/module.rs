@@ -393,7 +393,7 @@ impl Module {
     }
 }
 
-/// Memory that the module's queue pairs may use, or those of the process: see who registered it. Deregistered on drop; the module keeps it until it is
+/// Memory that the module's queue pairs may use, or those of the process: see the call that registered it. Deregistered on drop; the module keeps it until it is
 /// evicted, or its addresses change.
 #[derive(Debug)]
 pub(crate) struct Region {

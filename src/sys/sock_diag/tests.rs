@@ -51,9 +51,9 @@ fn both_ends_of_a_connection_and_its_listener_have_an_owner() {
     let far = SocketAddr::new(at.ip(), 9);
     let (taken, _) = listener.accept().unwrap();
     for way in WAYS {
-        assert_eq!(way(Protocol::Tcp, &from, &at), me, "who has connected");
-        assert_eq!(way(Protocol::Tcp, &at, &from), me, "who has accepted");
-        assert_eq!(way(Protocol::Tcp, &at, &far), me, "who listens");
+        assert_eq!(way(Protocol::Tcp, &from, &at), me, "the side that has connected");
+        assert_eq!(way(Protocol::Tcp, &at, &from), me, "the side that has accepted");
+        assert_eq!(way(Protocol::Tcp, &at, &far), me, "the listener");
     }
     drop((stream, taken, listener));
     for way in WAYS {

@@ -1,4 +1,4 @@
-//! The page of this process, and who writes which part: an endpoint has a record of its own and records of peers, and
+//! The page of this process, and which thread writes which part: an endpoint has a record of its own and records of peers, and
 //! writes them under its domain's lock.
 
 use super::notes::{self, NOTES, Note};

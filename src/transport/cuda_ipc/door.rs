@@ -35,7 +35,7 @@ pub(super) struct Door {
 /// The task of the background thread.
 struct Porter {
     listener: Arc<OwnedFd>,
-    /// Those who have not asked yet, each with the end of its time.
+    /// Connections without a request yet, each with the end of its time.
     guests: Vec<(OwnedFd, u64)>,
 }
 
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_what_is_not_there_is_told_so() {
+    fn a_request_for_an_unknown_record_is_refused() {
         let door = Door::get().unwrap();
         assert_eq!(Door::get().unwrap().name, door.name, "a process has one");
         let asked = Asked::new(process::pid(), door.name, 0, 77).unwrap();

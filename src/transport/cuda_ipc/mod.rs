@@ -82,7 +82,7 @@ struct Peer {
     unfilled: (u8, u64),
 }
 
-/// An access in progress. Who drops it waits for its end. The order of its fields is that in which they are dropped: the owner
+/// An access in progress. To drop it waits for its end. The order of its fields is that in which they are dropped: the owner
 /// of the memory learns of the end when all copies have ended, and memory of a pool is closed.
 #[derive(Debug)]
 struct AccessBegun {

@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The name of the table among the memory of its process.
 const LABEL: &str = "udrv-cuda";
-/// Allocations that a process publishes at a time. A key whose record was replaced serves those who have it open.
+/// Allocations that a process publishes at a time. A key whose record was replaced serves peers that have it open.
 const RECORDS: usize = 256;
 /// Words of a record: its tag; where the allocation begins at its owner, and its length, bytes; the handle; the tag again;
 /// its kind; the door where its descriptor is had; the place and tag of the allocation behind it, or 0 and the number of its pool.

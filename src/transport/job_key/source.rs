@@ -63,7 +63,7 @@ impl Source {
     pub(crate) fn explain(self) {
         match self {
             Self::Nothing => log::info(format_args!(
-                "no job key: this node keeps other users out, but whoever can send packets to it from another host can talk to its endpoints. FI_UDRV_JOB_KEY or ~/.config/{FILE} gives a key (fi_udrv(7))"
+                "no job key: this node keeps other users out, but a host that can send packets to it can talk to its endpoints. FI_UDRV_JOB_KEY or ~/.config/{FILE} gives a key (fi_udrv(7))"
             )),
             given => log::info(format_args!("job key: {given}")),
         }

@@ -198,7 +198,7 @@ fn a_new_peer_without_a_number_is_not_acknowledged_and_ignored() {
 }
 
 #[test]
-fn whoever_is_back_has_the_machine_to_himself_again() {
+fn an_application_that_is_back_has_the_machine_to_itself_again() {
     if !process::barrier_for_all() {
         // A kernel before Linux 4.14, or a sandbox: the mutex is always taken.
         return eprintln!("skipped: no membarrier(2) for all threads");
@@ -216,7 +216,7 @@ fn whoever_is_back_has_the_machine_to_himself_again() {
 
 /// An emulated device does all of a write while it is posted: the background thread would only disturb.
 #[test]
-fn whoever_writes_for_long_is_not_elsewhere() {
+fn a_long_write_is_no_absence() {
     let (mut a, b) = (End::open(), End::open());
     let to_b = a.meet(&b);
     a.net.bulk = Some(NoWay::taking(2));
@@ -495,7 +495,7 @@ fn silence_wakes_nobody() {
 }
 
 #[test]
-fn who_sends_hears_that_it_has_arrived_even_from_a_peer_that_departs() {
+fn a_sender_learns_of_the_arrival_even_from_a_peer_that_departs() {
     let (mut a, mut b) = (End::open(), End::open());
     let there = a.meet(&b);
     let send = |a: &mut End, mark: u8| {

@@ -592,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_behind_a_paused_door_is_woken() {
+    fn a_sleeper_behind_a_paused_door_is_woken() {
         let mut here = end(CmaPolicy::Off);
         assert!(here.shm.sleep());
         assert_eq!(here.shm.watches.wakes_at(), 0);

@@ -118,7 +118,7 @@ mod tests {
         b.shm.settings.mark = 2;
         let (peer, made) = contact(&mut a, &b);
         assert_eq!(made, Ok(Contact::Linked));
-        assert!(!a.shm.has_refused(peer), "who has refused nothing is sent to at once");
+        assert!(!a.shm.has_refused(peer), "a peer that has refused nothing is sent to at once");
         send(&mut a, peer, 5);
         assert_eq!(lost(a.shm.out(peer).unwrap()), 5);
         assert_eq!(hears(&mut b).messages, 0);

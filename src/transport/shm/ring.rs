@@ -1383,7 +1383,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_read_a_place_writes_there_next() {
+    fn the_reader_of_a_payload_buffer_writes_there_next() {
         let [(mut a, mut from_b), (mut b, mut from_a)] = both_ways([2, 3]);
         let at = |rx: &mut Consumer, tx: &mut Producer| {
             let mut at = 0;

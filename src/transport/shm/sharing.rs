@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn who_copies_slowly_is_read() {
+    fn a_slow_sender_is_read() {
         let [(a, peer), _] = after(SAMPLES - 1, CmaPolicy::Auto);
         assert_eq!(a.shm.caps(peer).push_max, PUSH_MAX, "not known yet");
         let [(mut a, peer), _other] = after(SAMPLES, CmaPolicy::Auto);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_ahead_is_not_slow() {
+    fn a_sender_that_is_ahead_is_not_slow() {
         let [(mut a, peer), (mut b, _)] = linked(2, CmaPolicy::Auto, None);
         let mut send = |slow: bool| {
             let pack = |_: usize, _: &mut [u8]| {
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn who_shares_processors_copies_once() {
+    fn processes_that_share_processors_copy_once() {
         // Both ends are in this process, which counts once.
         assert_eq!(bounds(1, CmaPolicy::Auto, None), (PUSH_MAX, Some(SHARE_MIN)));
         assert_eq!(bounds(0, CmaPolicy::Auto, None), (0, None));

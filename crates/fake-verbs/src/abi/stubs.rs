@@ -1,5 +1,5 @@
-//! Functions that other libraries of a process link to (librdmacm, libefa, libfabric's own providers), and that nobody
-//! calls who uses only devices of the double.
+//! Functions that other libraries of a process link to (librdmacm, libefa, libfabric's own providers), and that
+//! no program calls that uses only devices of the double.
 
 use std::ffi::{c_int, c_void};
 

@@ -44,7 +44,7 @@ fn what_a_hit_costs() {
 
 #[test]
 #[ignore = "a measurement"]
-fn what_watching_costs_who_discards() {
+fn the_cost_of_watching_for_a_thread_that_discards() {
     let Some(monitor) = monitor() else { return };
     let addr = map(PAGE);
     let discard = |_| assert!(advise(addr, PAGE, libc::MADV_DONTNEED));

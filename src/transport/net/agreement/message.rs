@@ -208,7 +208,7 @@ mod tests {
                 let said = Message::Go(number).encode(way);
                 assert_eq!(Message::decode(&said, way), Some(Message::Go(number)));
                 assert_eq!(Way::byte_of(&said), Some(way as u8));
-                assert_eq!(Message::refuse_unknown(&said), None, "only who asks is refused");
+                assert_eq!(Message::refuse_unknown(&said), None, "only a request is refused");
             }
         }
         let end = End {

@@ -193,7 +193,7 @@ fn a_failure_ends_no_later_connection() {
 }
 
 #[test]
-fn who_gives_up_a_request_says_so_even_without_room_for_another() {
+fn a_request_is_withdrawn_even_without_room_for_another() {
     let mut pair = Pair::new(5, 9);
     pair.contact(0);
     pair.deliver(1);

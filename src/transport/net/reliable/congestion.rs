@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_asked_too_early_is_waited_for_longer_for_a_while() {
+    fn a_peer_that_was_asked_too_early_is_waited_for_longer_for_a_while() {
         let mut c = Congestion::new();
         for i in 0..100 {
             c.on_round_trip(900_000 + 400_000 * (i % 2), i);

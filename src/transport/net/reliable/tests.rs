@@ -393,7 +393,7 @@ fn what_nobody_waits_for_leaves_with_others_or_with_the_next_poll() {
 }
 
 #[test]
-fn who_was_held_up_has_time_to_answer_before_it_acknowledges() {
+fn a_receiver_that_was_held_up_has_time_to_answer_before_it_acknowledges() {
     for held_up in [false, true] {
         let mut bench = Bench::connected();
         bench.poll();
@@ -427,7 +427,7 @@ fn short_messages_are_not_divided() {
 }
 
 #[test]
-fn who_fills_packets_with_short_messages_finds_out_how_long_they_may_be() {
+fn a_sender_of_many_short_messages_finds_out_how_long_packets_may_be() {
     for (count, probes) in [(5, 0), (6, 1)] {
         let mut bench = Bench::connected();
         let before = bench.a.machine.counts().hellos_sent;
@@ -445,7 +445,7 @@ fn who_fills_packets_with_short_messages_finds_out_how_long_they_may_be() {
 }
 
 #[test]
-fn who_pauses_sends_what_waits_with_its_next_message() {
+fn a_message_after_a_pause_takes_the_waiting_ones_along() {
     let mut bench = Bench::probed();
     assert_eq!((0..10).map(|n| bench.push(500, n, 300)).sum::<usize>(), 2);
     assert_eq!(bench.push(30_000, 10, 300), 3);
@@ -580,7 +580,7 @@ fn messages_wait_for_nobody_where_the_application_polls_between_them_or_takes_it
 }
 
 #[test]
-fn who_lets_messages_wait_too_long_has_them_leave_at_once() {
+fn messages_that_waited_too_long_make_later_ones_leave_at_once() {
     let mut bench = Bench::connected();
     let mut number = 0..;
     let mut burst = |bench: &mut Bench, pushes: usize| -> usize {
@@ -749,7 +749,7 @@ fn a_packet_that_a_device_may_still_read_stays_as_it_is() {
 }
 
 #[test]
-fn who_answers_late_is_waited_for() {
+fn a_late_answer_is_waited_for() {
     let mut bench = Bench::connected();
     for _ in 0..50 {
         bench.poll();
@@ -877,7 +877,7 @@ fn a_silent_peer_is_dead_in_time() {
 }
 
 #[test]
-fn who_cannot_be_asked_what_a_peer_owes_has_not_forgiven_it() {
+fn an_application_that_cannot_be_asked_still_waits_for_its_peer() {
     // What the application says when it polls, which is between looks that cannot ask it.
     for (owed, asks, dies) in [(true, true, true), (false, false, false)] {
         let mut bench = Bench::connected();
@@ -1029,7 +1029,7 @@ fn a_peer_that_lives_is_told_that_it_has_departed() {
 }
 
 #[test]
-fn whoever_has_another_key_is_told_and_goes_on_until_its_time() {
+fn a_peer_with_another_key_is_told_and_goes_on_until_its_time() {
     let mut bench = Bench::new();
     bench.b = end(2, 8, 103);
     bench.send(b"x", 10).unwrap();
@@ -1277,7 +1277,7 @@ fn interfaces_of_one_link_may_have_other_numbers_on_the_other_host() {
 }
 
 #[test]
-fn whoever_is_back_in_a_crowd_is_recognized_soon() {
+fn a_peer_that_is_back_in_a_crowd_is_recognized_soon() {
     let mut bench = Bench::connected();
     bench.poll();
     let Bench { a, b, now } = &mut bench;
@@ -1347,7 +1347,7 @@ fn whoever_is_back_in_a_crowd_is_recognized_soon() {
 }
 
 #[test]
-fn those_who_are_not_where_they_say_cost_nothing_and_keep_nobody_out() {
+fn false_addresses_cost_nothing_and_keep_nobody_out() {
     const INITS: u32 = 20_000;
     let peers = crate::transport::peers::PeerTable::new(Default::default());
     let mut guests = Guests { peers, connected: Vec::new() };
@@ -1507,7 +1507,7 @@ fn where_the_network_guards_payload_the_tag_covers_the_header() {
 }
 
 #[test]
-fn who_does_not_know_tags_of_the_header_gets_none() {
+fn a_peer_without_tags_of_the_header_gets_none() {
     let (mut bench, packet) = under_way(true, [HEADER_TAGS, 0]);
     assert_eq!(packet[1] & packet::HEADER_ONLY, 0);
     assert_eq!(taken(&mut bench, &packet, true), 1);

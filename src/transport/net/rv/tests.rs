@@ -566,7 +566,7 @@ fn a_path_within_a_partition_has_its_key() {
 }
 
 #[test]
-fn who_sleeps_is_woken_by_the_clock_while_something_is_due() {
+fn a_sleeper_is_woken_by_the_clock_while_something_is_due() {
     use crate::sys::event::wait_readable;
     let mut world = World::new(2, 1);
     assert!(world.ends[0].bulk.sleep());

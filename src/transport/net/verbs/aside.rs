@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_goes_on_while_the_answer_takes_its_time() {
+    fn a_slow_answer_holds_up_no_caller() {
         let (mut aside, go) = doubling();
         assert_eq!(aside.answer(), None, "nothing was asked");
         assert!(aside.ask(3) && aside.ask(4));

@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_may_lock_too_little_hears_how_much_it_is() {
+    fn the_reason_says_how_much_memory_may_be_locked() {
         let text = reason(Errno(libc::ENOMEM), Some(64 << 10));
         assert!(text.contains("64 KiB") && text.contains("ulimit -l"), "{text}");
         let enough = [(libc::ENOMEM, None), (libc::EFAULT, Some(64 << 10))];
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(bytes(None, None), 1 << 30);
         assert_eq!(bytes(None, Some(8 << 20)), 4 << 20);
         assert_eq!(bytes(Some(0), None), 0);
-        assert_eq!(bytes(Some(8 << 40), Some(1)), 8 << 40, "who says so has it");
+        assert_eq!(bytes(Some(8 << 40), Some(1)), 8 << 40, "a setting decides");
         let (memory, processors) = process::machine();
         assert!(memory > 64 << 20 && processors >= 1);
     }

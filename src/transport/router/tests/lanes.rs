@@ -116,7 +116,7 @@ fn all_lanes_to_a_peer_end_when_its_messages_are_lost() {
     REFUSED.set(None);
     assert_eq!(losses.1, [Departure::Failed(refused)]);
     let met = [a.lanes.first.as_ref().unwrap().met(), a.lanes.second.as_ref().unwrap().met()];
-    assert_eq!(met, [&[][..]; 2], "their peer has no memory of ours any more");
+    assert_eq!(met, [&[][..]; 2], "their peer has no access to this memory any more");
 }
 
 #[test]

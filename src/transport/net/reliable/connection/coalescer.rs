@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_poll_is_not_held_back_for_a_while() {
+    fn an_application_that_does_not_poll_is_not_held_back_for_a_while() {
         let (mut coalescer, mut backoff) = (Coalescer::default(), Backoff::default());
         let held = |c: &mut Coalescer, backoff: &mut Backoff, n: u64| {
             (0..n).filter(|now| c.holds(backoff, *now)).count() as u64

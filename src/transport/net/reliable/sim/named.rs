@@ -122,7 +122,7 @@ fn another_job_is_not_heard() {
 }
 
 #[test]
-fn pressure_is_told_to_who_sends() {
+fn senders_are_told_of_pressure() {
     for (on, loss) in [(true, 0.0), (true, 20.0), (false, 0.0)] {
         let mut weather = Weather::fair();
         weather.path.loss = Chance::percent(loss);

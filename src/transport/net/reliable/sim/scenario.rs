@@ -258,7 +258,7 @@ fn trouble(rng: &mut Rng, world: &mut World, cast: &Cast, slots: Slot, span: u64
     }
     if rng.percent(40) {
         world.network.capture = true;
-        // An attacker who forwards long handshakes around a narrow path would make it seem wide.
+        // An attacker that forwards long handshakes around a narrow path would make it seem wide.
         world.network.weather.each_path(|path| path.uncut = false);
         let count = 1 + rng.below(8) as u32;
         let every_ns = 20 * US + rng.below(MS);

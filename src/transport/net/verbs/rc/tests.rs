@@ -657,7 +657,7 @@ fn a_device_that_ends_refuses_what_waits_for_a_port() {
 }
 
 #[test]
-fn whoever_asked_hears_that_the_peer_has_left() {
+fn the_side_that_asked_learns_that_the_peer_has_left() {
     let mut world = asking();
     world.with(1, |bulk, now, told| bulk.leave(PeerId(0), now, told));
     world.settle();
@@ -741,7 +741,7 @@ fn the_budget_is_kept_and_the_idle_give_way() {
     let counts = world.nodes[0].bulk.counts();
     assert_eq!((counts.connections, counts.made, counts.evicted), (2, 5, 3));
     assert_eq!((world.prepare(0, 4), world.prepare(0, 5)), (Prepared::Ready, Prepared::Ready));
-    assert_eq!(world.prepare(1, 0), Prepared::Later, "who gave way may ask again");
+    assert_eq!(world.prepare(1, 0), Prepared::Later, "the side that gave way may ask again");
     world.settle();
     assert_eq!(world.prepare(1, 0), Prepared::Ready);
     // Connections in use are kept.
@@ -769,7 +769,7 @@ fn a_device_with_fewer_queue_pairs_than_allowed_serves_all_peers() {
     }
     let counts = world.nodes[0].bulk.counts();
     assert_eq!((counts.connections, counts.made, counts.evicted), (2, 5, 3));
-    assert_eq!(world.prepare(1, 0), Prepared::Later, "and whoever asks");
+    assert_eq!(world.prepare(1, 0), Prepared::Later, "and the one that asks");
     world.settle();
     assert_eq!(world.prepare(1, 0), Prepared::Ready);
     assert_eq!(world.prepare(0, 2), Prepared::Later);
@@ -778,7 +778,7 @@ fn a_device_with_fewer_queue_pairs_than_allowed_serves_all_peers() {
 }
 
 #[test]
-fn who_has_keys_gives_way_last() {
+fn a_connection_with_keys_gives_way_last() {
     let mut world = World::new(5, 2);
     let region = OwnedBuffer::zeroed(100);
     expose(&mut world, 0, 1, &region.segments());
@@ -798,7 +798,7 @@ fn who_has_keys_gives_way_last() {
 }
 
 #[test]
-fn whoever_has_no_room_refuses_and_is_not_asked_again_at_once() {
+fn a_side_without_room_refuses_and_is_not_asked_again_at_once() {
     let mut world = World::new(3, 1);
     world.prepare(0, 1);
     world.settle();
@@ -1498,7 +1498,7 @@ fn regions_of_the_same_memory_end_one_by_one() {
 }
 
 #[test]
-fn whoever_gave_way_has_another_epoch() {
+fn keys_of_a_connection_that_gave_way_are_void() {
     let mut world = World::new(3, 1);
     let region = OwnedBuffer::zeroed(10);
     let first = expose(&mut world, 0, 1, &region.segments()).key;

@@ -53,7 +53,7 @@ fn a_region_is_written_and_read_without_its_owner() {
 }
 
 #[test]
-fn a_region_that_has_ended_ends_the_connection_of_who_touches_it() {
+fn an_access_to_a_region_that_has_ended_ends_the_connection() {
     let Some(ip) = address() else { return };
     let ((mut a, to_b), (mut b, to_a)) = pair(ip);
     for round in 1..3 {
