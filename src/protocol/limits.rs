@@ -75,3 +75,10 @@ pub(crate) struct Counts {
     /// Unsolicited packets that the receive had no room for, or whose message was discarded.
     pub(crate) surplus: u64,
 }
+
+impl Counts {
+    /// Grows with everything that this endpoint sends to any peer and that has no answer.
+    pub(super) fn unanswered(&self) -> u64 {
+        self.eager_sent.wrapping_add(self.rendezvous_sent).wrapping_add(self.fragment_bytes)
+    }
+}

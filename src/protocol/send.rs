@@ -237,6 +237,8 @@ impl<I: Iface> Engine<I> {
         self.core.peers.count_outstanding(op.peer, 1);
         if tracked {
             self.await_arrival(op.peer, key, host);
+        } else {
+            self.core.note_asked(op.peer);
         }
         Ok(())
     }
@@ -425,6 +427,7 @@ impl<I: Iface> Engine<I> {
         if tracked {
             self.await_arrival(peer, key, host);
         } else if eager {
+            self.core.note_asked(peer);
             if let Some(pending) = self.core.sends.pending.get_mut(key) {
                 pending.scheme = Sender::Sent(None);
             }

@@ -200,8 +200,9 @@ impl<I: Iface> Engine<I> {
     }
 
     /// Whether everything before a fence has completed, and all direct writes are in the target's memory. Then an operation
-    /// passes the fence. Messages before it need not have arrived: many have no answer. So no operation is direct until
-    /// the peer has answered one that was sent behind the fence (PROTOCOL.md §4.18).
+    /// passes the fence. Messages before it need not have arrived: many have no answer. If there may be any since the last
+    /// packet that was answered, no operation is direct until the peer has answered one that was sent behind the fence
+    /// (PROTOCOL.md §4.18).
     pub(in crate::protocol) fn passes_fence(&mut self, peer: PeerId) -> bool {
         self.flush_alone(peer);
         let outstanding = self.core.peers.of(peer).is_some_and(|peer| peer.outstanding > 0);
@@ -209,7 +210,8 @@ impl<I: Iface> Engine<I> {
             return !outstanding;
         };
         let open = channel.unflushed.is_none() && !outstanding;
-        channel.unsure |= open;
+        // Where nothing is outstanding, all that was asked has its answer.
+        channel.unsure |= open && channel.asked_at != self.core.counts.unanswered();
         open
     }
 
@@ -417,6 +419,14 @@ fn part_at(memory: &SegmentList, offset: u64, most: u64) -> (u64, SegmentList) {
 }
 
 impl Core {
+    /// What was sent to `peer` just now is answered, or is part of what is.
+    pub(in crate::protocol) fn note_asked(&mut self, peer: PeerId) {
+        let unanswered = self.counts.unanswered();
+        if let Some(channel) = self.rma.channels.get_mut(peer.index()) {
+            channel.asked_at = unanswered;
+        }
+    }
+
     /// GRANT: a target advertises a part of a region. `None`: no udrv sends this.
     pub(super) fn on_grant(
         &mut self,

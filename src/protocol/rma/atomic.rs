@@ -165,6 +165,7 @@ impl<I: Iface> Engine<I> {
         op.state = State::Sent { received: 0 };
         let (peer, right) = (op.peer, op.right);
         self.core.rma.channel(peer).count(right, false, 1);
+        self.core.note_asked(peer);
         Ok(())
     }
 

@@ -275,6 +275,7 @@ impl<I: Iface> Engine<I> {
         let channel = self.core.rma.channel(peer);
         channel.on_request(right, len, write_min);
         channel.count(right, way == Way::Described && right == Right::Write, 1);
+        self.core.note_asked(peer);
         Ok(())
     }
 
@@ -416,6 +417,8 @@ impl<I: Iface> Engine<I> {
         } else {
             State::Sending { offset: offset + len }
         };
+        let peer = op.peer;
+        self.core.note_asked(peer);
         Ok(())
     }
 }

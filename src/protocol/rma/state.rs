@@ -107,9 +107,13 @@ pub(super) struct Channel {
     pub(super) flushing: bool,
     /// The kind of the transport's key of the last of them, which names their lane.
     pub(super) kind: u8,
-    /// That lane was lost, or a fence was passed, and the target has not answered a later operation yet: direct writes, or
-    /// messages, may still be on their way.
+    /// That lane was lost, or a fence behind a message was passed, and the target has not answered a later operation yet:
+    /// direct writes, or messages, may still be on their way.
     pub(super) unsure: bool,
+    /// [`Counts::unanswered`] when the last packet was sent that the target answers, or is part of what it answers.
+    ///
+    /// [`Counts::unanswered`]: crate::protocol::limits::Counts::unanswered
+    pub(super) asked_at: u64,
     /// Writes of a certain length that were sent as messages since the last direct operation.
     pub(super) short_writes: u32,
 }

@@ -426,6 +426,88 @@ fn a_direct_operation_behind_a_fence_does_not_overtake_messages() {
     }
 }
 
+/// Where no message is unanswered, the operations behind a fence are direct as well. A message that the target has answered
+/// is none. Each other one makes one operation behind the next fence go by message.
+#[test]
+fn fences_without_unanswered_messages_leave_operations_direct() {
+    for (by_device, message) in (0..6).map(|n| (n % 2 > 0, [None, Some(true), Some(false)][n / 2]))
+    {
+        let mut world =
+            if by_device { distant(Glazing::none()) } else { world(Reach::On, Reach::On) };
+        let mut region = Memory::zeroed(LEN);
+        world.register(1, KEY, &mut region, &BOTH);
+        introduce(&mut world);
+        let peer = world.peer(0, 1);
+        let before = world.node(0).engine.counts().reached_bytes;
+        for seed in 0..10 {
+            let (mut local, mut small) = (Memory::pattern(seed, LEN), Memory::pattern(seed, 8));
+            let mut sink = Memory::zeroed(8);
+            let op = rma_op(peer, BOTH[seed % 2], &mut local, KEY, 1);
+            world.access(0, &op).unwrap();
+            match message {
+                None => world.access(0, &RmaOp { fence: true, ..op }).unwrap(),
+                Some(delivery) => {
+                    world.receive(1, &receive_op(&mut sink, 2)).unwrap();
+                    let op = SendOp { fence: true, delivery, ..send_op(peer, &mut small, 3) };
+                    world.send(0, &op).unwrap();
+                }
+            }
+            world.settle();
+            assert!(sink.0 == small.0 || message.is_none());
+        }
+        let reached = (world.node(0).engine.counts().reached_bytes - before) / LEN as u64;
+        let expected = match message {
+            None => 20,
+            Some(true) => 10,
+            Some(false) => 6,
+        };
+        assert_eq!(reached, expected, "by device: {by_device}, delivered: {message:?}");
+        let all = [ended(&mut world), world.sends(0), world.receives(1)].concat();
+        assert!(all.iter().all(Result::is_ok));
+        world.accesses(1);
+        world.assert_empty();
+    }
+}
+
+/// An answer to an operation that was sent between the fragments of a message says nothing of the later ones.
+#[test]
+fn the_rest_of_a_message_is_not_overtaken_behind_a_fence() {
+    const LONG: usize = 40_000;
+    let weather = Weather { push_max: 2 * LONG, outlives: true, queue_len: 4, ..Weather::fair() };
+    let limits = Limits { alone_min: 1000, ..LIMITS };
+    let mut world = World::new(2, weather, limits);
+    let mut region = Memory::zeroed(LONG);
+    world.register(1, KEY, &mut region, &BOTH);
+    acquaint(&mut world);
+    let peer = world.peer(0, 1);
+    let sink =
+        ReceiveOp { segments: lend(&mut region.0, &[]), ..receive_op(&mut Memory::zeroed(0), 1) };
+    world.receive(1, &sink).unwrap();
+    let (mut message, mut short) = (Memory::pattern(77, LONG), Memory::zeroed(8));
+    world.send(0, &send_op(peer, &mut message, 2)).unwrap();
+    // The target takes the first fragments, and the next packet is the read's.
+    world.progress(1);
+    world.access(0, &rma_op(peer, Read, &mut short, KEY, 3)).unwrap();
+    assert!(world.sends(0).is_empty(), "fragments are left");
+    while ended(&mut world).is_empty() {
+        world.progress(0);
+        world.progress(1);
+    }
+    assert!(world.sends(0).is_empty(), "fragments are left");
+    while world.sends(0).is_empty() {
+        world.progress(1);
+        world.progress(0);
+    }
+    let mut local = Memory::pattern(9, LONG);
+    world.access(0, &RmaOp { fence: true, ..rma_op(peer, Write, &mut local, KEY, 4) }).unwrap();
+    (0..200).for_each(|_| world.progress(0));
+    world.settle();
+    assert!(ended(&mut world)[0].is_ok() && world.received(1).len == LONG);
+    assert!(region.0 == local.0);
+    world.accesses(1);
+    world.assert_empty();
+}
+
 #[test]
 fn what_a_connection_takes_along_is_done_again() {
     for next in [Prepared::Ready, Prepared::Later, Prepared::No] {
