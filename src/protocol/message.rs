@@ -3,7 +3,7 @@
 use super::limits::Limits;
 use super::packet::{Encoded, Envelope, Packet, Ranges};
 use super::receives::Target;
-use super::{Cause, Completion, Direction, Report};
+use super::{Cause, Completion, Direction, OpError, Report};
 use crate::memory::{OwnedBuffer, SegmentList};
 use crate::sys::Errno;
 use crate::transport::{Iface, PeerId, RemoteKey, SendError};
@@ -51,8 +51,26 @@ impl Payload {
         true
     }
 
+    /// Copies the application's buffer, which it may reuse. `copied`: bytes of all copies that the engine owns, at most `most`
+    /// of them, unless it is one alone.
+    pub(super) fn own(&mut self, copied: &mut usize, most: usize) -> Result<(), OpError> {
+        let Self::Lent(list) = self else { return Ok(()) };
+        let all = *copied + list.len();
+        if all > most && *copied > 0 {
+            return Err(OpError::Again);
+        }
+        let copy = OwnedBuffer::try_copy_of(list).ok_or(OpError::Error(libc::ENOMEM))?;
+        (*self, *copied) = (Self::Owned(copy), all);
+        Ok(())
+    }
+
     pub(super) fn is_owned(&self) -> bool {
         matches!(self, Self::Owned(_))
+    }
+
+    /// Bytes of the copy that the engine owns; 0: there is none.
+    pub(super) fn owned_len(&self) -> usize {
+        if self.is_owned() { self.len() } else { 0 }
     }
 }
 

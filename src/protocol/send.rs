@@ -11,7 +11,7 @@ use super::sends::{Deferred, Pending, Sender, What};
 use super::state::{Core, Engine};
 use super::traffic::Carried;
 use super::{Cause, Host, OpError, Report};
-use crate::memory::{Buffers, OwnedBuffer, Segment, SegmentList};
+use crate::memory::{Buffers, Segment, SegmentList};
 use crate::telemetry::trace::Kind;
 use crate::transport::{Iface, Mode, PeerId, Purpose, SendError};
 
@@ -170,19 +170,10 @@ impl<I: Iface> Engine<I> {
         if sends.pending.len() >= limits.tx_max {
             return Err(OpError::Again);
         }
-        let payload = if op.inject {
-            let most = limits.tx_max.saturating_mul(COPY_MEAN);
-            let copied = sends.copied + op.payload.len();
-            if copied > most && sends.copied > 0 {
-                return Err(OpError::Again);
-            }
-            let none = OpError::Error(libc::ENOMEM);
-            let copy = OwnedBuffer::try_copy_of(&op.payload).ok_or(none)?;
-            sends.copied = copied;
-            Payload::Owned(copy)
-        } else {
-            Payload::Lent(op.payload)
-        };
+        let mut payload = Payload::Lent(op.payload);
+        if op.inject {
+            payload.own(&mut sends.copied, limits.tx_max.saturating_mul(COPY_MEAN))?;
+        }
         let message = Outbound {
             peer: op.peer,
             envelope: op.envelope(),

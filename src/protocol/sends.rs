@@ -172,9 +172,7 @@ impl Sends {
     pub(super) fn remove(&mut self, key: Key) -> Option<Outbound> {
         let Pending { message, .. } = self.pending.remove(key)?;
         self.withdrawn.extend(message.offer.map(|offer| (message.peer, offer)));
-        if message.payload.is_owned() {
-            self.copied -= message.payload.len();
-        }
+        self.copied -= message.payload.owned_len();
         Some(message)
     }
 

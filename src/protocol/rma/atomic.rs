@@ -64,12 +64,28 @@ impl Rma {
         self.ops.push_back(Op::new(op, state, operands))
     }
 
+    /// Copies the buffers of a pending operation: the application may reuse them. With `Again` or an error the operation has
+    /// to be discarded. `most`: bytes of all copies that such operations may own together, unless it is one alone.
+    pub(super) fn keep(&mut self, key: Key, most: usize) -> Result<(), OpError> {
+        let Self { ops, operands, copies, copied, .. } = self;
+        let Some(op) = ops.get_mut(key) else { return Ok(()) };
+        match copies.take(&op.local.segments()) {
+            Some((place, copy)) => (op.copy, op.local) = (Some(place), Payload::Lent(copy)),
+            None => op.local.own(copied, most)?,
+        }
+        match op.operands.and_then(|key| operands.get_mut(key)) {
+            Some(other) => other.compare.own(copied, most),
+            None => Ok(()),
+        }
+    }
+
     /// Removes a pending operation.
     #[inline]
     pub(super) fn discard(&mut self, key: Key) {
         let Some(op) = self.ops.get(key) else { return };
-        if let Some(key) = op.operands {
-            self.operands.remove(key);
+        self.copied -= op.local.owned_len();
+        if let Some(other) = op.operands.and_then(|key| self.operands.remove(key)) {
+            self.copied -= other.compare.owned_len();
         }
         if let Some(place) = op.copy {
             self.copies.leave(place);

@@ -5,12 +5,12 @@ use super::keys::Granted;
 use super::operands::Operands;
 use super::packet::{HEADER_MAX, Prefix, REMOTE_LEN, RmaPacket};
 use super::ranges::{RemoteRanges, RmaOp};
-use super::state::{Answer, BATCH, COPY_MAX, Channel, FLUSH_AFTER, Op, QUEUE_MAX, Rma, State};
-use crate::memory::OwnedBuffer;
+use super::state::{Answer, BATCH, COPY_MAX, Channel, FLUSH_AFTER, Op, QUEUE_MAX, State};
 use crate::memory::keys::Right;
 use crate::protocol::index_list::Key;
 use crate::protocol::message::Payload;
 use crate::protocol::packet::Ranges;
+use crate::protocol::send::COPY_MEAN;
 use crate::protocol::sends::What;
 use crate::protocol::state::{Core, Engine};
 use crate::protocol::{Cause, Completion, Direction, Failure, Host, OpError};
@@ -114,12 +114,11 @@ impl<I: Iface> Engine<I> {
             return self.queue_access(op, operands);
         }
         if way == Way::Alone {
-            self.start_alone(op, operands, host);
-            return Ok(());
+            return self.start_alone(op, operands, host);
         }
         let key = self.core.rma.insert(op, State::Queued, operands);
         if way != Way::Whole {
-            self.keep_injected(key, op);
+            self.keep_injected(key, op)?;
         }
         if let Err(error) = self.send_request(key, way) {
             self.core.rma.discard(key);
@@ -144,17 +143,22 @@ impl<I: Iface> Engine<I> {
             return Err(OpError::Again);
         }
         let key = self.core.rma.insert(op, State::Queued, operands);
-        self.keep_injected(key, op);
+        self.keep_injected(key, op)?;
         self.core.enqueue_access(key);
         Ok(())
     }
 
     /// Starts a direct operation that has none before it. Whether it may be direct was checked just now.
-    fn start_alone(&mut self, op: &RmaOp, operands: Option<&Operands>, host: &mut impl Host) {
+    fn start_alone(
+        &mut self,
+        op: &RmaOp,
+        operands: Option<&Operands>,
+        host: &mut impl Host,
+    ) -> Result<(), OpError> {
         let key = self.core.rma.insert(op, State::Moving { offset: 0 }, operands);
-        self.keep_injected(key, op);
+        self.keep_injected(key, op)?;
         if self.begin_alone(op.peer, key, host) {
-            return;
+            return Ok(());
         }
         self.core.enqueue_access(key);
         // It goes by messages after all, and the first one is sent now, as for other operations.
@@ -165,29 +169,27 @@ impl<I: Iface> Engine<I> {
                 self.core.rma.pumping.pop_back();
             }
         }
+        Ok(())
     }
 
-    /// Copies the buffer of an injected operation that is not sent yet.
-    fn keep_injected(&mut self, key: Key, op: &RmaOp) {
-        let Rma { ops, operands, copies, .. } = &mut self.core.rma;
-        if let Some(kept) = ops.get_mut(key).filter(|_| op.inject) {
-            kept.local = match copies.take(&op.local) {
-                Some((place, copy)) => {
-                    kept.copy = Some(place);
-                    Payload::Lent(copy)
-                }
-                None => Payload::Owned(OwnedBuffer::copy_of(&op.local)),
-            };
-            if let Some(other) = kept.operands.and_then(|key| operands.get_mut(key)) {
-                other.keep();
-            }
+    /// Copies the buffers of an injected operation that is not sent yet, or discards it. `Again`: the copies of pending
+    /// operations are as long as they may be.
+    fn keep_injected(&mut self, key: Key, op: &RmaOp) -> Result<(), OpError> {
+        if !op.inject {
+            return Ok(());
         }
+        let most = self.core.limits.tx_max.saturating_mul(COPY_MEAN);
+        let kept = self.core.rma.keep(key, most);
+        if kept.is_err() {
+            self.core.rma.discard(key);
+        }
+        kept
     }
 
     fn defer_access(&mut self, op: &RmaOp, operands: Option<&Operands>) -> Result<(), OpError> {
         let key = self.core.rma.insert(op, State::Deferred, operands);
+        self.keep_injected(key, op)?;
         self.core.defer_behind(op.peer, op.fence, What::Access(key));
-        self.keep_injected(key, op);
         Ok(())
     }
 

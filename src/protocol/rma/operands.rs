@@ -1,7 +1,7 @@
 //! The additional fields of atomic operations, and their results.
 
+use crate::memory::SegmentList;
 use crate::memory::atomic::Operation;
-use crate::memory::{OwnedBuffer, SegmentList};
 use crate::protocol::index_list::{IndexList, Key};
 use crate::protocol::message::Payload;
 use crate::transport::PeerId;
@@ -23,13 +23,8 @@ pub(super) struct Operands {
 }
 
 impl Operands {
-    /// Copies the compare operand: the application may reuse its buffer.
-    pub(super) fn keep(&mut self) {
-        self.compare = Payload::Owned(OwnedBuffer::copy_of(&self.compare.segments()));
-    }
-
     pub(super) fn is_owned(&self) -> bool {
-        matches!(self.compare, Payload::Owned(_))
+        self.compare.is_owned()
     }
 }
 

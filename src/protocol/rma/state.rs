@@ -173,6 +173,8 @@ pub(in crate::protocol) struct Rma {
     pub(super) operands: IndexList<Operands>,
     /// Copies of the data of injected writes.
     pub(super) copies: Copies,
+    /// Bytes of the copies that pending operations own, which are none of those.
+    pub(super) copied: usize,
     /// Indexed by peer.
     pub(super) channels: Vec<Channel>,
     /// Peers whose channel has a non-empty queue.
@@ -270,6 +272,7 @@ impl Rma {
         assert!(self.ops.is_empty(), "operations: {:?}", self.ops);
         assert!(self.operands.is_empty(), "operands: {:?}", self.operands);
         assert!(self.results.is_empty(), "results: {:?}", self.results);
+        assert_eq!(self.copied, 0, "copies");
         assert!(self.inbound.is_empty(), "under way for peers: {:?}", self.inbound);
         assert!(self.work() == 0, "{:?} {:?} {:?}", self.pumping, self.serving, self.answers);
         for channel in &self.channels {

@@ -1,11 +1,12 @@
 //! Back-pressure and fences: which operations wait, which are refused, and that nothing is lost by it.
 
-use super::fixture::{LIMITS, Memory, World, receive_op, send_op};
+use super::fixture::{LIMITS, Memory, World, receive_op, rma_op, send_op};
 use super::sim::{Reach, Weather};
+use crate::memory::keys::Right;
 use crate::protocol::matching::EACH;
 use crate::protocol::packet::Packet;
 use crate::protocol::send::COPY_MEAN;
-use crate::protocol::{Limits, OpError, PeekAction, ReceiveOp, SendOp};
+use crate::protocol::{Direction, Limits, OpError, PeekAction, ReceiveOp, RmaOp, SendOp};
 use crate::transport::{Departure, PeerId};
 
 #[test]
@@ -103,6 +104,38 @@ fn copies_of_pending_sends_are_bounded() {
         receive(&mut world, LEN);
     }
     assert_eq!((world.sends(0).len(), world.node(0).engine.core.sends.copied), (8, 0));
+    world.assert_empty();
+}
+
+/// Injected writes and atomic operations behind a fence that stays shut: those that find no slot of the pool own their copies.
+#[test]
+fn copies_of_deferred_operations_are_bounded() {
+    const LEN: usize = 16 << 10;
+    const KEY: u64 = 7;
+    let limits = Limits { tx_max: 128, ..LIMITS };
+    let mut world = World::new(2, Weather::fair(), limits);
+    let (mut region, mut from) = (Memory::zeroed(LEN), Memory::pattern(1, LEN));
+    let (mut message, mut to) = (Memory::pattern(2, 10), Memory::zeroed(10));
+    world.register(1, KEY, &mut region, &[Right::Write]);
+    let peer = world.peer(0, 1);
+    world.send(0, &SendOp { delivery: true, ..send_op(peer, &mut message, 1) }).unwrap();
+    let op = rma_op(peer, Right::Write, &mut from, KEY, 2);
+    let op = RmaOp { inject: true, fence: true, ..op };
+    let mut taken = 0;
+    while world.access(0, &op).is_ok() {
+        taken += 1;
+    }
+    assert_eq!(taken, 64 + limits.tx_max * COPY_MEAN / LEN);
+    assert_eq!(world.access(0, &op), Err(OpError::Again));
+    // It needs no copy.
+    world.access(0, &RmaOp { inject: false, ..op }).unwrap();
+    world.receive(1, &receive_op(&mut to, 3)).unwrap();
+    world.settle();
+    let ended = world.reports(0, Direction::Write);
+    assert!(ended.len() == taken + 1 && ended.iter().all(Result::is_ok));
+    assert!(region.0 == from.0);
+    assert_eq!((world.received(1).len, world.sends(0).len()), (10, 1));
+    world.accesses(1);
     world.assert_empty();
 }
 
