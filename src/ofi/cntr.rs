@@ -8,7 +8,7 @@ use super::own::{Object, close as close_object, ours, own, own_behind_hooks};
 use super::progress::Progress;
 use super::source::{Source, this_thread};
 use super::table::{Operations, SLACK, Slack, Table, cancellable};
-use super::trigger::{Count, Work};
+use super::trigger::{Action, Count, Owner, Work};
 use super::wait::{Conditional, Waitable, Waiter};
 use super::wait_set::WaitObject;
 use libfabric_sys::{
@@ -278,15 +278,21 @@ impl Counter {
         }
     }
 
-    /// Queues `work` behind the counter, or starts it if the counter has reached its threshold already.
+    /// Queues an operation behind the counter, or starts it if the counter has reached its threshold already.
     /// Errors: EAGAIN when `QUEUE_MAX` operations wait.
-    pub(super) fn queue(self: &Arc<Self>, work: Work, guard: &Guard<'_>) -> Result<(), i32> {
+    pub(super) fn queue(
+        self: &Arc<Self>,
+        threshold: u64,
+        (action, owner): (Action, Owner),
+        guard: &Guard<'_>,
+    ) -> Result<(), i32> {
         let waiting = &mut self.state(guard).waiting;
         if waiting.len() >= QUEUE_MAX {
             return Err(FI_EAGAIN);
         }
-        let at = waiting.partition_point(|other| other.threshold <= work.threshold);
-        waiting.insert(at, work);
+        let at = waiting.partition_point(|other| other.threshold <= threshold);
+        let waits_for = Arc::as_ptr(self).addr();
+        waiting.insert(at, Work { threshold, action, owner, waits_for });
         self.domain.triggers.note_counter(self.clone(), guard);
         self.release(guard);
         self.domain.triggers.run_due(guard);

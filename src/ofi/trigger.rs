@@ -83,6 +83,8 @@ pub(super) struct Work {
     pub(super) threshold: u64,
     pub(super) action: Action,
     pub(super) owner: Owner,
+    /// The address of the counter, also once the operation is due; 0: that is closed. It is only compared.
+    pub(super) waits_for: usize,
 }
 
 impl std::fmt::Debug for Work {
@@ -237,7 +239,11 @@ impl Triggers {
 
     /// Forgets a counter, by its address, which is being closed: no operation waits for it.
     pub(super) fn forget_counter(&self, counter: *const (), guard: &Guard<'_>) {
-        self.lists(guard).counters.remove(&counter.addr());
+        let lists = self.lists(guard);
+        lists.counters.remove(&counter.addr());
+        // Another counter may have this address later.
+        let due = lists.due.iter_mut().filter(|work| work.waits_for == counter.addr());
+        due.for_each(|work| work.waits_for = 0);
     }
 
     /// Whether a started deferred operation has not ended yet.
@@ -365,13 +371,12 @@ impl Triggers {
         self.take(guard, named).len()
     }
 
-    /// FI_FLUSH_WORK: cancels all deferred work that was not started, or only that which waits for `counter`.
-    pub(super) fn flush(&self, counter: Option<&dyn Count>, guard: &Guard<'_>) {
-        let deferred = |work: &Work| matches!(work.owner, Owner::Deferred { .. });
-        match counter {
-            Some(counter) => drop(counter.take_waiting(guard, &deferred)),
-            None => drop(self.take(guard, deferred)),
-        }
+    /// FI_FLUSH_WORK: cancels all deferred work that was not started, or only that of the counter with this address.
+    pub(super) fn flush(&self, counter: Option<usize>, guard: &Guard<'_>) {
+        drop(self.take(guard, |work| {
+            matches!(work.owner, Owner::Deferred { .. })
+                && counter.is_none_or(|counter| work.waits_for == counter)
+        }));
     }
 
     /// `fi_cancel` of an operation that waits for a counter; finds the engine's context of a started deferred one.
@@ -463,9 +468,8 @@ mod tests {
             });
             let kind = Kind { direction: Direction::Send, tagged: false, tag: 0, to: n / 2 };
             let action = Action::Transfer { endpoint: &raw const endpoint, kind, start };
-            let account = Account { context: n, report: Report::new(true, 0) };
-            triggers
-                .push_due(Work { threshold: 0, action, owner: Owner::Endpoint(account) }, &guard);
+            let owner = Owner::Endpoint(Account { context: n, report: Report::new(true, 0) });
+            triggers.push_due(Work { threshold: 0, action, owner, waits_for: 1 }, &guard);
         }
         for (has_room, tried) in [(true, 5), (false, 1), (false, 1)] {
             endpoint.has_room.set(has_room);
@@ -476,5 +480,36 @@ mod tests {
         }
         triggers.forget(&raw const endpoint, &guard);
         assert!(triggers.are_idle(&guard));
+    }
+
+    /// Deferred work that is due and has no room is flushed with the counter that it waited for, and no other is.
+    #[test]
+    fn work_of_a_counter_is_flushed_also_when_it_is_due() {
+        let (triggers, lock, endpoint) = (Triggers::default(), DomainLock::new(true), Fed::new());
+        let guard = lock.lock();
+        let account = Account { context: 5, report: Report::new(true, 0) };
+        for n in 0..6 {
+            let start: Start = Box::new(|_, _| Err(OpError::Again));
+            let kind = Kind { direction: Direction::Send, tagged: false, tag: 0, to: 0 };
+            let action = Action::Transfer { endpoint: &raw const endpoint, kind, start };
+            let owner = match n / 3 {
+                0 => Owner::Endpoint(account),
+                _ => Owner::Deferred { request: n, counter: None, account },
+            };
+            triggers.push_due(Work { threshold: 0, action, owner, waits_for: 1 + n % 3 }, &guard);
+        }
+        triggers.run_due(&guard);
+        let left = || -> Vec<usize> {
+            let due = &triggers.lists(&guard).due;
+            due.iter().map(|work| work.waits_for).collect()
+        };
+        triggers.flush(Some(2), &guard);
+        assert_eq!(left(), [1, 2, 3, 1, 3]);
+        triggers.forget_counter(std::ptr::without_provenance(1), &guard);
+        triggers.flush(Some(1), &guard);
+        assert_eq!(left(), [0, 2, 3, 0, 3]);
+        triggers.flush(None, &guard);
+        assert_eq!(left(), [0, 2, 3]);
+        triggers.forget(&raw const endpoint, &guard);
     }
 }

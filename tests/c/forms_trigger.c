@@ -495,7 +495,8 @@ static void trigger_beside_full_peer(struct side *me)
 	} else {
 		struct side deaf = *me;
 		struct fi_triggered_context2 contexts[2];
-		struct fid_cntr *by = counter_of(me);
+		struct request flushed;
+		struct fid_cntr *by = counter_of(me), *other = counter_of(me), *done = counter_of(me);
 		char name[NAME_MAX_LEN], *bytes = need(me->info->tx_attr->inject_size);
 		size_t len = me->info->tx_attr->inject_size;
 		fi_addr_t peer = me->peer, to;
@@ -525,7 +526,13 @@ static void trigger_beside_full_peer(struct side *me)
 			me->peer = i ? peer : to;
 			OK(send_at(me, &contexts[i], &word, FI_TRIGGER | FI_COMPLETION));
 		}
+		me->peer = to;
+		OK(queue_work(me, tagged_at(me, &flushed, FI_OP_TSEND, other, 1, done, bytes, len, 0)));
+		me->peer = peer;
 		OK(fi_cntr_add(by, 1));
+		OK(fi_cntr_add(other, 1));
+		/* It is due, and has no room. */
+		OK(fi_control(&me->domain->fid, FI_FLUSH_WORK, &flushed));
 		CHECK(completion(me->tx).op_context == &contexts[1]);
 		nothing_in(me->tx, 20);
 		struct fi_cq_tagged_entry entry;
@@ -536,6 +543,10 @@ static void trigger_beside_full_peer(struct side *me)
 			progress(&deaf);
 		}
 		CHECK(entry.op_context == &contexts[0]);
+		nothing_in(me->tx, 20);
+		SAME(fi_cntr_read(done), 0);
+		OK(fi_close(&other->fid));
+		OK(fi_close(&done->fid));
 		OK(fi_close(&deaf.ep->fid));
 		OK(fi_close(&deaf.tx->fid));
 		OK(fi_close(&deaf.rx->fid));

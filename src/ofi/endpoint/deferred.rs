@@ -14,7 +14,7 @@ use crate::memory::keys::Right;
 use crate::ofi::cntr::{self, Counter};
 use crate::ofi::domain::Domain;
 use crate::ofi::lock::Guard;
-use crate::ofi::trigger::{Account, Action, Count, Owner, Work};
+use crate::ofi::trigger::{Account, Action, Count, Owner};
 use crate::protocol::Report;
 use libfabric_sys::{
     FI_CLAIM, FI_COMPLETION, FI_DISCARD, FI_EINVAL, FI_ENOCQ, FI_ENOENT, FI_ENOSYS, FI_EOPNOTSUPP,
@@ -85,8 +85,7 @@ pub(in crate::ofi) unsafe fn queue(
             counter: raises.map(|raises| raises.clone() as Arc<dyn Count>),
             account,
         };
-        let queued = Work { threshold: work.threshold, action: transfer.action, owner };
-        waits_for.queue(queued, &guard)
+        waits_for.queue(work.threshold, (transfer.action, owner), &guard)
     }
 }
 
@@ -121,7 +120,7 @@ pub(in crate::ofi) unsafe fn flush(
         request.as_ref().map_or(Ok(None), |request| counter(domain, request.triggering_cntr))
     }?;
     let guard = domain.lock.control();
-    domain.triggers.flush(of.map(|counter| &**counter as &dyn Count), &guard);
+    domain.triggers.flush(of.map(|counter| Arc::as_ptr(counter).addr()), &guard);
     Ok(())
 }
 
@@ -185,7 +184,7 @@ unsafe fn queue_count(
     let account = Account { context: 0, report: Report::default() };
     let request = std::ptr::from_ref(work).addr();
     let owner = Owner::Deferred { request, counter: None, account };
-    waits_for.queue(Work { threshold: work.threshold, action, owner }, guard)
+    waits_for.queue(work.threshold, (action, owner), guard)
 }
 
 /// The common parts of plain and tagged messages.

@@ -9,7 +9,7 @@ use crate::ofi::cntr;
 use crate::ofi::guard::entry;
 use crate::ofi::lock::Guard;
 use crate::ofi::progress::{By, Progress};
-use crate::ofi::trigger::{Account, Action, Cancel, Kind, Owner, Work};
+use crate::ofi::trigger::{Account, Action, Cancel, Kind, Owner};
 use crate::protocol::{
     ANY_SOURCE, Direction, Engine, Host, OpError, PeekAction, ReceiveOp, Report, SendOp,
 };
@@ -464,7 +464,7 @@ pub(super) unsafe fn trigger(
     }
     let account = Account { context: context.expose_provenance() as u64, report };
     let owner = Owner::Endpoint(account);
-    counter.queue(Work { threshold, action: transfer(ep, kind, start), owner }, guard)
+    counter.queue(threshold, (transfer(ep, kind, start), owner), guard)
 }
 
 /// Tries to start an operation, and once more after a turn of progress if there was no room.
