@@ -180,6 +180,11 @@ static bool reaches(struct end *from, struct end *to, bool meet)
 	struct fi_msg_tagged receive = { .msg_iov = &into, .iov_count = 1, .tag = 7, .context = &to->receive };
 	ssize_t rc;
 
+	/* "If set to FI_ADDR_UNSPEC, any source address may match." Another tag: it stays. */
+	receive.addr = FI_ADDR_UNSPEC;
+	receive.tag = 8;
+	OK(fi_trecvmsg(to->ep, &receive, keyed(to) ? AUTH_KEY : 0));
+	receive.tag = 7;
 	receive.addr = keyed(to) ? to->key : FI_ADDR_UNSPEC;
 	OK(fi_trecvmsg(to->ep, &receive, keyed(to) ? AUTH_KEY : 0));
 	do {

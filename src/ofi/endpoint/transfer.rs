@@ -678,6 +678,9 @@ impl Endpoint {
     /// The source of a receive from all peers with the authorization key (FI_AUTH_KEY). All peers that the endpoint
     /// accepts have its own key. Errors: EINVAL for the handle of no key.
     pub(super) fn wanted_key(&self, key: fi_addr_t, guard: &Guard<'_>) -> Result<u64, i32> {
+        if key == FI_ADDR_UNSPEC || !self.directed {
+            return Ok(ANY_SOURCE);
+        }
         let av = self.bindings(guard).av.as_ref().ok_or(FI_EINVAL)?;
         if av.is_key(key, guard) { Ok(ANY_SOURCE) } else { Err(FI_EINVAL) }
     }
