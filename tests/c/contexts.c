@@ -1279,6 +1279,9 @@ static void what_is_posted_goes_with_its_context(void)
 		OK(fi_cntr_open(a.domain.domain, &(struct fi_cntr_attr){ 0 }, &came, NULL));
 		work.completion_cntr = came;
 		OK(fi_control(&a.domain.domain->fid, FI_QUEUE_WORK, &work));
+		/* Not for a further context. */
+		op.ep = a.rx[1];
+		SAME(fi_control(&a.domain.domain->fid, FI_QUEUE_WORK, &work), -FI_ENOSYS);
 		poll_only(a.cq[COUNT], a.cq[0]);
 		OK(fi_close(&a.rx[0]->fid));
 		SAME(fi_cntr_read(came), 0);

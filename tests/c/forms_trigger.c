@@ -851,7 +851,7 @@ static void deferred_atomics(struct side *me)
 
 		/* A form or a type that there is not, and lengths that differ. */
 		base.msg = change(me, sum, FI_CSWAP, NULL);
-		SAME(queue_work(me, &work), -FI_EOPNOTSUPP);
+		SAME(queue_work(me, &work), -FI_ENOSYS);
 		compare.compare.iov_count = 0;
 		work.op_type = FI_OP_COMPARE_ATOMIC;
 		work.op.compare_atomic = &compare;

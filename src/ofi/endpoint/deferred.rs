@@ -33,7 +33,7 @@ struct Transfer {
     flags: u64,
 }
 
-/// FI_QUEUE_WORK. Errors: EINVAL, EMSGSIZE, EAGAIN; ENOSYS for an operation that is not supported.
+/// FI_QUEUE_WORK. Errors: EINVAL, EMSGSIZE, EAGAIN; ENOSYS for a request that is not supported (fi_trigger.3).
 ///
 /// # Safety
 /// `request` is null or as fi_trigger.3 says.
@@ -41,6 +41,16 @@ pub(in crate::ofi) unsafe fn queue(
     domain: &Arc<Domain>,
     request: *const fi_deferred_work,
 ) -> Result<(), i32> {
+    // SAFETY: the caller vouches.
+    let queued = unsafe { try_queue(domain, request) };
+    queued.map_err(|error| if error == FI_EOPNOTSUPP { FI_ENOSYS } else { error })
+}
+
+/// The same with the errors of the calls: EOPNOTSUPP for some operations that are not supported.
+///
+/// # Safety
+/// As for [`queue`].
+unsafe fn try_queue(domain: &Arc<Domain>, request: *const fi_deferred_work) -> Result<(), i32> {
     // SAFETY: the caller vouches for the request and all that it points to.
     unsafe {
         let work = request.as_ref().ok_or(FI_EINVAL)?;
@@ -140,8 +150,8 @@ unsafe fn counter<'a>(
     if Arc::ptr_eq(&counter.domain, domain) { Ok(Some(counter)) } else { Err(FI_EINVAL) }
 }
 
-/// Errors: EINVAL for an endpoint of another domain, one without FI_TRIGGER, one that is not enabled,
-/// or a further context of a scalable endpoint.
+/// Errors: EINVAL for an endpoint of another domain, one without FI_TRIGGER, or one that is not enabled; EOPNOTSUPP for a
+/// further context of a scalable endpoint.
 ///
 /// # Safety
 /// `ep` is null or an open endpoint of this provider.
@@ -153,11 +163,12 @@ unsafe fn triggerable<'a>(
     // SAFETY: the caller vouches.
     let handle = unsafe { named(ep) }?;
     let ep = &*handle.shared;
-    let fits = Arc::ptr_eq(&ep.domain, domain)
-        && handle.context == 0
-        && ep.triggers
-        && ep.engine(guard).is_some();
-    if fits { Ok(ep) } else { Err(FI_EINVAL) }
+    let fits = Arc::ptr_eq(&ep.domain, domain) && ep.triggers && ep.engine(guard).is_some();
+    match handle.context {
+        _ if !fits => Err(FI_EINVAL),
+        0 => Ok(ep),
+        _ => Err(FI_EOPNOTSUPP),
+    }
 }
 
 /// # Safety
