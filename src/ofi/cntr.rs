@@ -2,7 +2,7 @@
 
 use super::blocking::{Blocking, begin_waiting};
 use super::domain::Domain;
-use super::guard::{data_entry, entries, waiting_entry};
+use super::guard::{code, data_entry, entries, offers, waiting_entry};
 use super::lock::{Guard, Locked};
 use super::own::{Object, close as close_object, ours, own, own_behind_hooks};
 use super::progress::Progress;
@@ -11,9 +11,11 @@ use super::table::{Operations, SLACK, Slack, Table, cancellable};
 use super::trigger::{Action, Count, Owner, Work};
 use super::wait::{Conditional, Waitable, Waiter};
 use super::wait_set::WaitObject;
+use crate::telemetry::log;
 use libfabric_sys::{
     FI_CLASS_CNTR, FI_CNTR_EVENTS_COMP, FI_EAGAIN, FI_EAVAIL, FI_EINVAL, FI_ETIMEDOUT,
-    fi_cntr_attr, fi_ops, fi_ops_cntr, fi_ops_cntr_2_7, fid, fid_cntr,
+    FI_GETOPSFLAG, FI_SETOPSFLAG, fi_cntr_attr, fi_ops, fi_ops_cntr, fi_ops_cntr_2_7, fid,
+    fid_cntr,
 };
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -178,7 +180,12 @@ pub(crate) unsafe fn open(
     if out.is_null() {
         return Err(FI_EINVAL);
     }
-    if attr.events != FI_CNTR_EVENTS_COMP || attr.flags != 0 {
+    offers("fi_cntr_open", attr.flags, 0)?;
+    if attr.events != FI_CNTR_EVENTS_COMP {
+        let events = attr.events;
+        log::warn(format_args!(
+            "fi_cntr_open refused: events {events}, offered FI_CNTR_EVENTS_COMP"
+        ));
         return Err(FI_EINVAL);
     }
     // SAFETY: the application's wait set.
@@ -379,7 +386,20 @@ entries! { entry -> c_int;
         object.shared.wait.close(|| object.shared.may_close())
     });
     control "fi_control(cntr)" (fid: *mut fid, command: c_int, arg: *mut c_void)
-        => ours::<CntrFid>(fid).shared.wait.control(command, arg);
+        => match command {
+            FI_GETOPSFLAG | FI_SETOPSFLAG => code(default_flags(command, arg.cast::<u64>().as_mut())),
+            _ => ours::<CntrFid>(fid).shared.wait.control(command, arg),
+        };
+}
+
+/// FI_GETOPSFLAG, FI_SETOPSFLAG (fi_cntr.3): a counter has no flags. Errors: EINVAL for any.
+fn default_flags(command: c_int, flags: Option<&mut u64>) -> Result<(), i32> {
+    let flags = flags.ok_or(FI_EINVAL)?;
+    if command == FI_SETOPSFLAG {
+        return offers("FI_SETOPSFLAG", *flags, 0);
+    }
+    *flags = 0;
+    Ok(())
 }
 
 /// # Safety

@@ -163,7 +163,7 @@ pub(super) unsafe fn told(text: &'static CStr, buffer: *mut c_char, len: usize) 
     buffer.cast_const()
 }
 
-/// Errors: EINVAL for flags of a queue that are not offered, such as FI_PEER, with which it would report to another
+/// Errors: EINVAL for flags of a queue or counter that are not offered, such as FI_PEER, with which it would report to another
 /// provider's queue.
 pub(super) fn offers(call: &str, flags: u64, offered: u64) -> Result<(), i32> {
     if flags & !offered == 0 {

@@ -504,6 +504,7 @@ static void atomic_wrong(struct side *me)
 				NULL), -FI_EINVAL);
 	SAME(fi_atomicmsg(me->ep, NULL, 0), -FI_EINVAL);
 	SAME(fi_atomicmsg(me->ep, &msg, FI_TAGGED), -FI_EOPNOTSUPP);
+	SAME(fi_atomicmsg(me->ep, &msg, FI_COMMIT_COMPLETE), -FI_EOPNOTSUPP);
 	msg.rma_iov_count = 5;
 	SAME(fi_atomicmsg(me->ep, &msg, 0), -FI_EINVAL);
 	msg.rma_iov_count = 3;
@@ -517,6 +518,12 @@ static void atomic_wrong(struct side *me)
 	if (fi_setopt(&me->ep->fid, FI_OPT_ENDPOINT, 15 /* FI_OPT_MAX_ATOMIC_SIZE */, &size, len) == 0) {
 		OK(fi_atomicvalid(me->ep, FI_UINT32, FI_SUM, &count));
 		SAME(count, 16);
+		size = 7;
+		OK(fi_setopt(&me->ep->fid, FI_OPT_ENDPOINT, 15, &size, len));
+		SAME(fi_atomicvalid(me->ep, FI_UINT64, FI_SUM, &count), -FI_EOPNOTSUPP);
+		SAME(count, 16);
+		size = 64;
+		OK(fi_setopt(&me->ep->fid, FI_OPT_ENDPOINT, 15, &size, len));
 		SAME(fi_atomic(me->ep, b, 65, NULL, me->peer, 0, KEY, t, FI_SUM, NULL), -FI_EMSGSIZE);
 		size = MOST + 1;
 		SAME(fi_setopt(&me->ep->fid, FI_OPT_ENDPOINT, 15, &size, len), -FI_EINVAL);

@@ -310,6 +310,29 @@ static void flood(struct side *me)
 	free(in);
 }
 
+/* Flags that would change where a message goes, or what the end of an operation means, are not ignored. */
+static void flags_not_offered(struct side *me)
+{
+	uint64_t flags[] = { FI_MULTICAST, FI_COMMIT_COMPLETE, FI_COMMIT_COMPLETE | FI_INJECT };
+	char byte = 0;
+	struct iovec part = { &byte, 1 };
+	struct fi_rma_iov remote = { 0, 1, 1 };
+
+	side_begin(me, &(struct setup){ .caps = FI_MSG | FI_TAGGED | FI_RMA });
+	struct fi_msg msg = { .msg_iov = &part, .iov_count = 1, .addr = me->peer };
+	struct fi_msg_tagged tagged = { .msg_iov = &part, .iov_count = 1, .addr = me->peer };
+	struct fi_msg_rma rma = { .msg_iov = &part, .iov_count = 1, .addr = me->peer, .rma_iov = &remote, .rma_iov_count = 1 };
+
+	for (size_t i = 0; i < sizeof(flags) / sizeof(*flags); i++) {
+		SAME(fi_sendmsg(me->ep, &msg, flags[i]), -FI_EOPNOTSUPP);
+		SAME(fi_tsendmsg(me->ep, &tagged, flags[i]), -FI_EOPNOTSUPP);
+		SAME(fi_writemsg(me->ep, &rma, flags[i]), -FI_EOPNOTSUPP);
+	}
+	nothing_in(me->tx, 20);
+	nothing_in(me->rx, 20);
+	side_end(me);
+}
+
 /* Messages to oneself. */
 static void to_oneself(struct side *me)
 {
@@ -345,5 +368,6 @@ const struct group message_groups[] = {
 	{ "order", order },
 	{ "flood", flood },
 	{ "to-oneself", to_oneself },
+	{ "flags-not-offered", flags_not_offered },
 	{ NULL, NULL },
 };

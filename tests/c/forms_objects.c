@@ -393,6 +393,27 @@ static void format_6(struct side *me)
 	side_end(me);
 }
 
+/* Counters count completions, and have no flags. */
+static void counter_attributes(struct side *me)
+{
+	struct fi_cntr_attr bytes = { .events = (enum fi_cntr_events)(FI_CNTR_EVENTS_COMP + 1) }, flags = { .flags = FI_PEER };
+	struct fid_cntr *cntr;
+	uint64_t told = 7;
+
+	side_begin(me, &(struct setup){ 0 });
+	SAME(fi_cntr_open(me->domain, &bytes, &cntr, NULL), -FI_EINVAL);
+	SAME(fi_cntr_open(me->domain, &flags, &cntr, NULL), -FI_EINVAL);
+	OK(fi_cntr_open(me->domain, &(struct fi_cntr_attr){ 0 }, &cntr, NULL));
+	OK(fi_control(&cntr->fid, FI_GETOPSFLAG, &told));
+	SAME(told, 0);
+	OK(fi_control(&cntr->fid, FI_SETOPSFLAG, &told));
+	told = FI_COMPLETION;
+	SAME(fi_control(&cntr->fid, FI_SETOPSFLAG, &told), -FI_EINVAL);
+	SAME(fi_control(&cntr->fid, FI_GETOPSFLAG, NULL), -FI_EINVAL);
+	OK(fi_close(&cntr->fid));
+	side_end(me);
+}
+
 /* Calls that fail in part, or late because a counter cannot be waited for with the endpoint, have no effect. */
 static void late_failures(struct side *me)
 {
@@ -783,6 +804,7 @@ const struct group object_groups[] = {
 	{ "aliases", aliases },
 	{ "address-strings", strings },
 	{ "ipv6-format", format_6 },
+	{ "counter-attributes", counter_attributes },
 	{ "late-failures", late_failures },
 	{ "many-objects", many },
 	{ "open-objects-as-hints", open_objects_as_hints },

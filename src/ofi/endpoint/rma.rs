@@ -2,7 +2,7 @@
 
 use super::kept::Kept;
 use super::state::{Endpoint, EndpointFid, endpoint};
-use super::transfer::{Flags, Starter, buffer, persist, result, trigger, vector};
+use super::transfer::{Flags, Starter, buffer, check_flags, persist, result, trigger, vector};
 use crate::memory::keys::Right;
 use crate::memory::{OwnedBuffer, SegmentList};
 use crate::ofi::guard::entries;
@@ -73,8 +73,8 @@ unsafe fn several(list: *const fi_rma_iov, count: usize) -> Result<RemoteRanges,
     Ok(ranges)
 }
 
-/// Starts an operation of any form. It completes when the target has carried it out, which satisfies every
-/// completion level.
+/// Starts an operation of any form. By message it completes when the target has carried it out, which satisfies every
+/// completion level; a direct one as its flags say (PROTOCOL.md §4.18).
 #[inline]
 fn start(handle: &EndpointFid, access: Access) -> isize {
     result(try_start(handle, access))
@@ -110,8 +110,9 @@ pub(super) struct Accessing {
 }
 
 impl Accessing {
-    /// Errors: EINVAL, EMSGSIZE; EOPNOTSUPP for an endpoint without this direction.
+    /// Errors: EINVAL, EMSGSIZE; EOPNOTSUPP for an endpoint without this direction, or flags that are not offered.
     fn check(ep: &Endpoint, access: Access, op_flags: u64, guard: &Guard<'_>) -> Result<Self, i32> {
+        check_flags(op_flags)?;
         let Access { right, data, peer, .. } = access;
         let (local, remote) = (ep.located(access.local?)?, access.remote?);
         if local.len() as u64 != remote.total() {

@@ -16,11 +16,11 @@ use crate::protocol::{
 use crate::transport::PeerId;
 use crate::transport::router::Router;
 use libfabric_sys::{
-    FI_ADDR_NOTAVAIL, FI_ADDR_UNSPEC, FI_AUTH_KEY, FI_CLAIM, FI_COMPLETION, FI_DELIVERY_COMPLETE,
-    FI_DISCARD, FI_EAGAIN, FI_EINVAL, FI_EIO, FI_EMSGSIZE, FI_ENOCQ, FI_ENOENT, FI_ENOSYS,
-    FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_FENCE, FI_INJECT, FI_MATCH_COMPLETE, FI_MULTI_RECV, FI_PEEK,
-    FI_REMOTE_CQ_DATA, FI_TRANSMIT_COMPLETE, FI_TRIGGER, FI_TRIGGER_THRESHOLD, fi_addr_t, fi_msg,
-    fi_msg_tagged, fi_triggered_context, fid_ep, fid_t,
+    FI_ADDR_NOTAVAIL, FI_ADDR_UNSPEC, FI_AUTH_KEY, FI_CLAIM, FI_COMMIT_COMPLETE, FI_COMPLETION,
+    FI_DELIVERY_COMPLETE, FI_DISCARD, FI_EAGAIN, FI_EINVAL, FI_EIO, FI_EMSGSIZE, FI_ENOCQ,
+    FI_ENOENT, FI_ENOSYS, FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_FENCE, FI_INJECT, FI_MATCH_COMPLETE,
+    FI_MULTI_RECV, FI_MULTICAST, FI_PEEK, FI_REMOTE_CQ_DATA, FI_TRANSMIT_COMPLETE, FI_TRIGGER,
+    FI_TRIGGER_THRESHOLD, fi_addr_t, fi_msg, fi_msg_tagged, fi_triggered_context, fid_ep, fid_t,
 };
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -255,9 +255,19 @@ impl Endpoint {
 }
 
 /// Flags with which a send has to wait, or reports more than that its bytes have left.
-const UNUSUAL_TX: u64 = FI_TRIGGER | FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE | FI_FENCE;
+const UNUSUAL_TX: u64 =
+    FI_TRIGGER | FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE | FI_FENCE | NOT_OFFERED;
+/// Flags that change where an operation goes, or what its end means, and that are not offered. All others that have no
+/// meaning for a call are hints.
+const NOT_OFFERED: u64 = FI_MULTICAST | FI_COMMIT_COMPLETE;
 /// Flags with which a receive waits for a counter, takes several messages, or looks for one that has arrived.
 const UNUSUAL_RX: u64 = FI_TRIGGER | FI_MULTI_RECV | FI_AUTH_KEY | FI_PEEK | FI_CLAIM | FI_DISCARD;
+
+/// Errors: EOPNOTSUPP for flags of a send or one-sided operation that are not offered.
+#[inline]
+pub(super) fn check_flags(op_flags: u64) -> Result<(), i32> {
+    if op_flags & NOT_OFFERED == 0 { Ok(()) } else { Err(FI_EOPNOTSUPP) }
+}
 
 /// Sends, in any form of the call.
 #[inline(always)]
@@ -343,7 +353,7 @@ impl<B: Buffers> Sending<B> {
 }
 
 impl Sending {
-    /// Checks a send with these flags. Errors: EMSGSIZE.
+    /// Checks a send with these flags. Errors: EMSGSIZE, EOPNOTSUPP.
     pub(super) fn check(
         ep: &Endpoint,
         payload: SegmentList,
@@ -353,6 +363,7 @@ impl Sending {
         op_flags: u64,
         guard: &Guard<'_>,
     ) -> Result<Self, i32> {
+        check_flags(op_flags)?;
         let inject = op_flags & FI_INJECT != 0;
         if !ep.state(guard).takes(tagging.tagged, payload.len(), inject) {
             return Err(FI_EMSGSIZE);

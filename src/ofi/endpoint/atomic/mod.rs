@@ -6,7 +6,7 @@ pub(super) use entries::OPS;
 
 use super::kept::Kept;
 use super::state::{Endpoint, EndpointFid, endpoint};
-use super::transfer::{Flags, Starter, persist, result, trigger, vector};
+use super::transfer::{Flags, Starter, check_flags, persist, result, trigger, vector};
 use crate::memory::atomic::{Form, MAX_BYTES, Operation};
 use crate::memory::{MAX_SEGMENTS, SegmentList};
 use crate::ofi::lock::Guard;
@@ -208,6 +208,7 @@ impl Changing {
         op_flags: u64,
         guard: &Guard<'_>,
     ) -> Result<Self, i32> {
+        check_flags(op_flags)?;
         let operation = offered(call.op, call.datatype, call.form)?;
         if !ep.may(right_of(operation, call.form)) || op_flags & FI_TAGGED != 0 {
             return Err(FI_EOPNOTSUPP);
@@ -407,6 +408,10 @@ unsafe fn valid(
         return Err(FI_EOPNOTSUPP);
     }
     let guard = ep.domain.lock.lock();
-    *count = ep.state(&guard).max_atomic_size / operation.datatype.size();
+    let most = ep.state(&guard).max_atomic_size / operation.datatype.size();
+    if most == 0 {
+        return Err(FI_EOPNOTSUPP);
+    }
+    *count = most;
     Ok(())
 }
