@@ -8,9 +8,12 @@ use std::collections::HashMap;
 use std::ops::Deref;
 
 /// Entries that a search may pass before it counts as long. Tests use the index all the time.
-pub(super) const SHORT: usize = if cfg!(test) { 1 } else { 32 };
-/// A list gets an index when long searches have passed so many entries for each one that it has.
-const LONG: usize = if cfg!(test) { 1 } else { 8 };
+pub(super) const SHORT: usize = if cfg!(test) { 1 } else { 64 };
+/// A list gets an index when long searches have passed so many entries for each one that it has: to add an entry to an
+/// index takes as long.
+const LONG: usize = if cfg!(test) { 1 } else { 32 };
+/// A list of so many entries needs none.
+const FEW: usize = if cfg!(test) { 1 } else { 256 };
 /// Patterns of an index.
 const PATTERNS: usize = 8;
 const NONE: u32 = u32::MAX;
@@ -26,6 +29,12 @@ impl Pattern {
     /// The pattern of a receive from `source`.
     pub(super) fn new(ignore: u64, source: u64) -> Self {
         Self { ignore, directed: source != ANY_SOURCE }
+    }
+
+    /// Whether a receive with this tag and source takes a message with these.
+    #[inline(always)]
+    fn takes(self, (tag, source): Name, of: u64, from: impl FnOnce() -> u64) -> bool {
+        (tag ^ of) & !self.ignore == 0 && (!self.directed || source == from())
     }
 
     /// What has to be the same in a message and a receive.
@@ -58,8 +67,9 @@ struct Chains {
 }
 
 impl Chains {
-    fn new(pattern: Pattern) -> Self {
-        Self { pattern, ends: HashMap::new(), links: Vec::new() }
+    fn new(pattern: Pattern, entries: usize) -> Self {
+        let (ends, links) = (HashMap::with_capacity(entries), Vec::with_capacity(entries));
+        Self { pattern, ends, links }
     }
 
     fn link(&mut self, slot: u32) -> Option<&mut Link> {
@@ -125,13 +135,13 @@ impl Index {
         self.chains.iter_mut().find(|chains| chains.pattern == pattern)
     }
 
-    /// The chains of `pattern`, made if there are none.
-    fn made(&mut self, pattern: Pattern) -> Option<&mut Chains> {
+    /// The chains of `pattern`, made for so many entries if there are none.
+    fn made(&mut self, pattern: Pattern, entries: usize) -> Option<&mut Chains> {
         if self.of(pattern).is_none() {
             if self.chains.len() == PATTERNS {
                 return None;
             }
-            self.chains.push(Chains::new(pattern));
+            self.chains.push(Chains::new(pattern, entries));
         }
         self.of(pattern)
     }
@@ -182,7 +192,7 @@ impl<T> Queue<T> {
         let number = index.added;
         match pattern {
             None => index.chains.iter_mut().for_each(|chains| chains.add(key, number, name)),
-            Some(pattern) => match index.made(pattern) {
+            Some(pattern) => match index.made(pattern, self.list.len()) {
                 Some(chains) => chains.add(key, number, name),
                 None => self.forget(),
             },
@@ -253,26 +263,24 @@ impl<T> Queue<T> {
         found
     }
 
-    /// The first of the messages that match a receive with this pattern and name. `name`: the name of a message.
+    /// The first of the messages that match a receive with this pattern and name.
     pub(super) fn first_of(
         &mut self,
         pattern: Pattern,
         (tag, source): Name,
-        mut name: impl FnMut(&T) -> Name,
+        tag_of: impl Fn(&T) -> u64,
+        mut source_of: impl FnMut(&T) -> u64,
     ) -> Option<Key> {
         if let Some(chains) = self.index.as_mut().and_then(|index| index.of(pattern)) {
             let found = chains.first(tag, source).map(|link| link.key);
             self.count_easy(found);
             return found;
         }
-        let wanted = pattern.name(tag, source);
-        let found = self.walk(|entry| {
-            let (tag, source) = name(entry);
-            pattern.name(tag, source) == wanted
-        });
+        let wanted = |m: &T| pattern.takes((tag, source), tag_of(m), || source_of(m));
+        let found = self.walk(wanted);
         if self.is_slow() {
             self.passed = 0;
-            self.chain(pattern, name);
+            self.chain(pattern, |m| (tag_of(m), source_of(m)));
         }
         found
     }
@@ -283,7 +291,7 @@ impl<T> Queue<T> {
         if index.chains.len() == PATTERNS {
             index.chains.remove(0);
         }
-        let Some(chains) = index.made(pattern) else { return };
+        let Some(chains) = index.made(pattern, self.list.len()) else { return };
         let mut number = 0;
         for (key, entry) in self.list.iter() {
             number += 1;
@@ -306,7 +314,7 @@ impl<T> Queue<T> {
 
     /// Whether walks have cost more than an index would.
     fn is_slow(&self) -> bool {
-        self.passed > self.list.len() * LONG
+        self.list.len() > FEW && self.passed > self.list.len() * LONG
     }
 
     /// Drops an index that was of no use for as long as it took to make.
@@ -373,7 +381,7 @@ mod tests {
                         let wanted = (tag, ignore, source(from));
                         let walk = messages.iter().find(|(_, m)| meet(**m, wanted)).map(|(k, _)| k);
                         let pattern = Pattern::new(ignore, wanted.2);
-                        let message = messages.first_of(pattern, (tag, wanted.2), |m| *m);
+                        let message = messages.first_of(pattern, (tag, wanted.2), |m| m.0, |m| m.1);
                         prop_assert_eq!(message, walk);
                         let walk = receives.iter().find(|(_, r)| meet((tag, from), **r)).map(|(k, _)| k);
                         let about = |r: &(u64, u64, u64)| (Pattern::new(r.1, r.2), (r.0, r.2));
@@ -418,11 +426,11 @@ mod tests {
         let pattern = Pattern::new(u64::MAX, 1);
         let passed = looks(|look| {
             for n in 0..MANY {
-                let name = |m: &(u64, u64)| {
+                let source = |m: &(u64, u64)| {
                     look();
-                    *m
+                    m.1
                 };
-                let key = queue.first_of(pattern, (0, 1), name).unwrap();
+                let key = queue.first_of(pattern, (0, 1), |m| m.0, source).unwrap();
                 assert_eq!(queue.remove(key), Some((MANY + n, 1)));
             }
         });

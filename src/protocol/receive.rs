@@ -279,12 +279,9 @@ impl Core {
     fn find_unexpected(&mut self, op: &ReceiveOp, host: &impl Host) -> Option<Key> {
         self.matching.follow(host.book_epoch());
         let Self { matching: Matching { unexpected, .. }, peers, .. } = self;
-        let name = |m: &Unexpected| {
-            let source =
-                if op.source == ANY_SOURCE { op.source } else { peers.source(m.peer, host) };
-            (m.envelope.tag, source)
-        };
-        unexpected.of(op.space()).first_of(op.pattern(), (op.tag, op.source), name)
+        let name = (op.tag, op.source);
+        let source = |m: &Unexpected| peers.source(m.peer, host);
+        unexpected.of(op.space()).first_of(op.pattern(), name, |m| m.envelope.tag, source)
     }
 
     /// Takes the first posted receive that matches out of the list, or reserves space in its multi-receive buffer.
