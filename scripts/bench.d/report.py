@@ -36,8 +36,10 @@ METRICS = {
     "message": ("message to oneself, ns", "ns", min),
     "message_alone": ("the same in an empty vector, ns", "ns", min),
     "remove": ("remove, ns", "ns", min),
+    "unexpected": ("messages that came before their receives, the last received first, ns each", "ns", min),
+    "posted": ("receives that were posted before their messages, the last served first, ns each", "ns", min),
 }
-KEYS = {"loss": "loss"}
+KEYS = {"loss": "loss", "queues": "waiting"}
 
 bench, values, result, libfabric, commit, *providers = sys.argv[1:]
 bare = [p for p in providers if p.startswith("ib_")]
