@@ -34,7 +34,7 @@ use crate::sys::packets::Pool;
 use crate::telemetry::log;
 use crate::transport::{Address, Departure, Mark, PeerId, SendError};
 use connection::handshake::{INIT, Phase, Rival};
-use connection::submit::Pushed;
+use connection::submit::{Pack, Pushed};
 use connection::transmit::Turn;
 use connection::{Connection, End};
 #[cfg(test)]
@@ -221,10 +221,10 @@ impl Reliable {
         peer: PeerId,
         header: &[u8],
         len: usize,
-        pack: impl FnMut(usize, &mut [u8]),
+        mut pack: impl FnMut(usize, &mut [u8]),
         now: u64,
     ) -> Result<(), SendError> {
-        self.accept(peer, (header, len), pack, false, now)
+        self.accept(peer, (header, len), &mut pack, false, now)
     }
 
     /// The same for a message without payload that may share a packet with messages queued before `poll_transmit`.
@@ -234,7 +234,7 @@ impl Reliable {
         header: &[u8],
         now: u64,
     ) -> Result<(), SendError> {
-        self.accept(peer, (header, 0), |_, _| (), true, now)
+        self.accept(peer, (header, 0), &mut |_, _| (), true, now)
     }
 
     /// Sends a message without payload after all notices before it, now or later; to a peer without a connection not at
@@ -280,7 +280,7 @@ impl Reliable {
         &mut self,
         peer: PeerId,
         (header, len): (&[u8], usize),
-        pack: impl FnMut(usize, &mut [u8]),
+        pack: &mut Pack<'_>,
         shares: bool,
         now: u64,
     ) -> Result<(), SendError> {

@@ -34,6 +34,10 @@ pub(crate) enum Pushed {
     Partly,
 }
 
+/// Copies payload from the given offset on. Behind a pointer but on the fast path: each caller has a type of its own, and
+/// would have a copy of what is below.
+pub(crate) type Pack<'a> = dyn FnMut(usize, &mut [u8]) + 'a;
+
 /// How a message is split over packets, bytes.
 struct Division {
     /// Frame bytes that fit in a packet.
@@ -67,7 +71,7 @@ impl Connection {
         shared: &mut Shared,
         header: &[u8],
         len: usize,
-        pack: impl FnMut(usize, &mut [u8]),
+        pack: &mut Pack<'_>,
         shares: bool,
         now: u64,
     ) -> Result<(), SendError> {
@@ -88,7 +92,7 @@ impl Connection {
         shared: &mut Shared,
         header: &[u8],
         len: usize,
-        mut pack: impl FnMut(usize, &mut [u8]),
+        pack: &mut Pack<'_>,
         opens: bool,
         now: u64,
     ) -> Result<(), SendError> {
@@ -204,7 +208,7 @@ impl Connection {
             if holds && self.coalescer.held && self.join(header, len, |to| pack(0, to)) {
                 return Some(Pushed::Held);
             }
-            return self.push_more_at_once(turn, (header, len), pack, holds);
+            return self.push_more_at_once(turn, (header, len), &mut pack, holds);
         }
         if !self.sender.is_next() || !self.is_clear() {
             return None;
@@ -230,7 +234,7 @@ impl Connection {
         &mut self,
         turn: &mut Turn<'_, impl Link>,
         (header, len): (&[u8], usize),
-        pack: impl FnMut(usize, &mut [u8]),
+        pack: &mut Pack<'_>,
         holds: bool,
     ) -> Option<Pushed> {
         let waits = self.sender.window.waiting() > 0 && !self.coalescer.held;
