@@ -18,6 +18,7 @@ pub(crate) mod cuda;
 pub(crate) mod dl;
 pub(crate) mod errno;
 pub(crate) mod event;
+pub(crate) mod few;
 pub(crate) mod gate;
 pub(crate) mod hub;
 pub(crate) mod late_set;

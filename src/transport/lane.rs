@@ -3,6 +3,7 @@
 //! of its own kinds and can be lost alone. The protocol layer chooses one by its cost and by the memory that it takes.
 
 use super::RemoteKey;
+use crate::sys::few;
 
 /// Lanes to one peer, at most. The router drops further ones.
 const LANES_MAX: usize = 4;
@@ -129,7 +130,9 @@ impl Lanes {
         for slot in &mut self.0 {
             slot.take_if(|lane| !lane.takes(on_device));
         }
-        self.0.sort_by_key(|slot| slot.as_ref().map_or(u64::MAX, |lane| lane.cost_ns(len)));
+        let cost =
+            |slot: &Option<LaneCaps>| slot.as_ref().map_or(u64::MAX, |lane| lane.cost_ns(len));
+        few::sort(&mut self.0, |a, b| cost(a) < cost(b));
         self.0.into_iter().flatten()
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::sys::dl::Library;
 use crate::sys::errno::{Errno, Result};
+use crate::sys::few;
 use crate::sys::made_once::MadeOnce;
 use crate::telemetry::log;
 use rdma_core_sys::{
@@ -32,7 +33,7 @@ pub(crate) fn names() -> Vec<String> {
     let entries = std::fs::read_dir(class()).into_iter().flatten().flatten();
     let mut names: Vec<String> =
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
+    few::sort(&mut names, |a, b| a < b);
     names
 }
 

@@ -3,6 +3,7 @@
 
 use super::config::NicName;
 use super::spread::Spread;
+use crate::sys::few;
 use crate::sys::verbs::{Gid, GidKind, LinkLayer, Partition, Port};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -83,7 +84,7 @@ pub(super) fn choose(candidates: &[Candidate], wish: &Wish<'_>) -> (Vec<Choice>,
             }
         }
     }
-    fit.sort_by_key(|(key, _)| *key);
+    few::sort(&mut fit, |(a, _), (b, _)| a < b);
     // The endpoints of a node take the best ones in turn.
     if let Some(best) = fit.first().map(|(key, _)| *key) {
         let equal = fit.iter().take_while(|(key, _)| *key == best).count();
@@ -207,7 +208,8 @@ fn roce_gids(gids: &[Gid], wish: &Wish<'_>) -> Result<Vec<(bool, Gid)>, &'static
     let same = |gid: &Gid| ip_of(gid) == wish.ip;
     let usable = v2().filter(|gid| same(gid) || routable(gid));
     let mut found: Vec<_> = usable.clone().filter(here).map(|gid| (same(gid), *gid)).collect();
-    found.sort_by_key(|(same, gid)| (!same, !is_own(gid), family(gid)));
+    let key = |(same, gid): &(bool, Gid)| (!same, !is_own(gid), family(gid));
+    few::sort(&mut found, |a, b| key(a) < key(b));
     match () {
         () if !found.is_empty() => Ok(found),
         () if usable.clone().next().is_some() => {
