@@ -51,15 +51,17 @@ impl Payload {
         true
     }
 
-    /// Copies the application's buffer, which it may reuse. `copied`: bytes of all copies that the engine owns, at most `most`
+    /// Copies the application's buffer, which it may reuse, or which is in memory of a device. `copied`: bytes of all copies that the engine owns, at most `most`
     /// of them, unless it is one alone.
     pub(super) fn own(&mut self, copied: &mut usize, most: usize) -> Result<(), OpError> {
         let Self::Lent(list) = self else { return Ok(()) };
         let all = *copied + list.len();
-        if all > most && *copied > 0 {
+        if all > most && *copied > 0 && list.len() > 0 {
             return Err(OpError::Again);
         }
-        let copy = OwnedBuffer::try_copy_of(list).ok_or(OpError::Error(libc::ENOMEM))?;
+        // Of device memory, the device may have failed.
+        let errno = if list.is_on_device() { libc::EIO } else { libc::ENOMEM };
+        let copy = OwnedBuffer::try_copy_of(list).ok_or(OpError::Error(errno))?;
         (*self, *copied) = (Self::Owned(copy), all);
         Ok(())
     }

@@ -3,8 +3,8 @@
 use super::kept::Kept;
 use super::state::{Endpoint, EndpointFid, endpoint};
 use super::transfer::{Flags, Starter, buffer, check_flags, persist, result, trigger, vector};
+use crate::memory::SegmentList;
 use crate::memory::keys::Right;
-use crate::memory::{OwnedBuffer, SegmentList};
 use crate::ofi::guard::entries;
 use crate::ofi::lock::Guard;
 use crate::ofi::table::{Operations, Table};
@@ -12,7 +12,7 @@ use crate::ofi::trigger::{Account, Kind};
 use crate::protocol::{Direction, OpError, RemoteRange, RemoteRanges, RmaOp};
 use libc::iovec;
 use libfabric_sys::{
-    FI_DELIVERY_COMPLETE, FI_EINVAL, FI_EIO, FI_EMSGSIZE, FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_FENCE,
+    FI_DELIVERY_COMPLETE, FI_EINVAL, FI_EMSGSIZE, FI_EOPBADSTATE, FI_EOPNOTSUPP, FI_FENCE,
     FI_INJECT, FI_REMOTE_CQ_DATA, FI_TRIGGER, fi_addr_t, fi_msg_rma, fi_ops_rma, fi_rma_iov,
     fid_ep,
 };
@@ -154,11 +154,6 @@ impl Accessing {
         guard: &Guard<'_>,
         account: Account,
     ) -> Result<(), OpError> {
-        if self.right == Right::Write && self.local.is_on_device() {
-            let copy = OwnedBuffer::try_copy_of(&self.local).ok_or(OpError::Error(FI_EIO))?;
-            return Self { local: copy.segments(), inject: true, ..*self }
-                .start(ep, guard, account);
-        }
         let op = RmaOp {
             peer: ep.peer(self.peer, guard)?,
             right: self.right,

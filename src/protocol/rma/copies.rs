@@ -17,7 +17,8 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    /// Copies `from` to a slot, until [`Self::leave`]. `None`: it is empty or too long, or no slot is free.
+    /// Copies `from` to a slot, until [`Self::leave`]. `None`: it is empty or too long, no slot is free, or the
+    /// device that has it failed.
     pub(super) fn take(&mut self, from: &SegmentList) -> Option<(usize, SegmentList)> {
         if !(1..=PLACE).contains(&from.len()) {
             return None;
@@ -30,7 +31,10 @@ impl Copies {
         });
         let place = self.free.pop()?;
         let copy = memory.segments().slice(place * PLACE, from.len());
-        from.copy_to(0, &copy, 0, from.len());
+        if from.copy_to(0, &copy, 0, from.len()) < from.len() {
+            self.free.push(place);
+            return None;
+        }
         Some((place, copy))
     }
 

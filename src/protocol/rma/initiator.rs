@@ -5,7 +5,7 @@ use super::keys::Granted;
 use super::operands::Operands;
 use super::packet::{HEADER_MAX, Prefix, REMOTE_LEN, RmaPacket};
 use super::ranges::{RemoteRanges, RmaOp};
-use super::state::{Answer, BATCH, COPY_MAX, Channel, FLUSH_AFTER, Op, QUEUE_MAX, State};
+use super::state::{Answer, BATCH, COPY_MAX, Channel, FLUSH_AFTER, Op, QUEUE_MAX, Rma, State};
 use crate::memory::keys::Right;
 use crate::protocol::index_list::Key;
 use crate::protocol::message::Payload;
@@ -117,8 +117,15 @@ impl<I: Iface> Engine<I> {
             return self.start_alone(op, operands, host);
         }
         let key = self.core.rma.insert(op, State::Queued, operands);
-        if way != Way::Whole {
+        let copies = device && op.right == Right::Write;
+        if way != Way::Whole || copies {
             self.keep_injected(key, op)?;
+        }
+        if copies && !op.inject {
+            // Copied when it is sent, once.
+            self.core.enqueue_access(key);
+            self.pump_first(op.peer, host);
+            return Ok(());
         }
         if let Err(error) = self.send_request(key, way) {
             self.core.rma.discard(key);
@@ -163,13 +170,30 @@ impl<I: Iface> Engine<I> {
         self.core.enqueue_access(key);
         // It goes by messages after all, and the first one is sent now, as for other operations.
         if self.core.rma.ops.get(key).is_some_and(|op| op.state == State::Queued) {
-            self.pump(op.peer, host);
-            // `op.peer` is the last entry.
-            if self.core.rma.channel(op.peer).queue.is_empty() {
-                self.core.rma.pumping.pop_back();
-            }
+            self.pump_first(op.peer, host);
         }
         Ok(())
+    }
+
+    /// As [`Self::pump`], just after the first operation has come into the peer's queue.
+    fn pump_first(&mut self, peer: PeerId, host: &mut impl Host) {
+        self.pump(peer, host);
+        let channel = self.core.rma.channel(peer);
+        let (empty, sent) = (channel.queue.is_empty(), !channel.is_drained());
+        if empty {
+            self.core.rma.pumping.pop_back(); // `peer` is the last entry
+        }
+        if sent {
+            self.core.peers.mark_alive(peer);
+        }
+    }
+
+    /// Copies the bytes of a write that are in device memory, before it goes by messages. False: the device failed, or there
+    /// is no memory.
+    fn bring_to_host(&mut self, key: Key) -> bool {
+        let Rma { ops, copied, .. } = &mut self.core.rma;
+        let write = ops.get_mut(key).filter(|op| op.right == Right::Write);
+        write.is_none_or(|op| op.local.bring_to_host(copied))
     }
 
     /// Copies the buffers of an injected operation that is not sent yet, or discards it. `Again`: the copies of pending
@@ -193,7 +217,8 @@ impl<I: Iface> Engine<I> {
         Ok(())
     }
 
-    /// `alone`: direct RMA is allowed. `device`: the local memory is a device's, which the target cannot access.
+    /// `alone`: direct RMA is allowed. `device`: the local memory is a device's, which the target cannot access; bytes of a
+    /// write are copied from there before.
     fn way(
         &self,
         peer: PeerId,
@@ -213,7 +238,7 @@ impl<I: Iface> Engine<I> {
         let short = whole <= caps.short_max.saturating_sub(HEADER_MAX);
         if whole <= caps.bcopy_max && (len <= self.core.limits.eager_max || short) {
             Way::Whole
-        } else if caps.one_sided && !device {
+        } else if caps.one_sided && !(device && right == Right::Read) {
             Way::Described
         } else if right == Right::Read {
             Way::Whole
@@ -358,11 +383,14 @@ impl<I: Iface> Engine<I> {
         if !way.is_open(self.core.rma.channel(peer), right) {
             return None;
         }
-        Some(if way == Way::Alone {
-            self.go_alone(key, 0, host)
-        } else {
-            self.send_request(key, way)
-        })
+        if way == Way::Alone {
+            return Some(self.go_alone(key, 0, host));
+        }
+        if !self.bring_to_host(key) {
+            self.core.end_access(key, Some((libc::EIO, Cause::SenderUnreadable)), host);
+            return Some(Ok(()));
+        }
+        Some(self.send_request(key, way))
     }
 
     /// Carries out an operation directly that has none before it. False: not all of it has begun.

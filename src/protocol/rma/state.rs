@@ -174,7 +174,7 @@ pub(in crate::protocol) struct Rma {
     /// Copies of the data of injected writes.
     pub(super) copies: Copies,
     /// Bytes of the copies that pending operations own, which are none of those.
-    pub(super) copied: usize,
+    pub(in crate::protocol) copied: usize,
     /// Indexed by peer.
     pub(super) channels: Vec<Channel>,
     /// Peers whose channel has a non-empty queue.

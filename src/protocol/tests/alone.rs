@@ -281,6 +281,35 @@ fn regions_in_device_memory_need_a_lane_that_takes_it() {
     }
 }
 
+/// The device reads the source of a direct write itself. By message it is copied to the host, when it is sent, and not before.
+#[test]
+fn a_write_from_device_memory_is_copied_when_it_goes_by_message() {
+    for takes in [true, false] {
+        let mut world = distant(Glazing { reads: takes, ..Glazing::none() });
+        let mut region = Memory::zeroed(LEN);
+        world.register_list(1, KEY, lend(&mut region.0, &[]).as_device(1), &BOTH);
+        if takes {
+            introduce(&mut world);
+        }
+        world.net.borrow_mut().weather.queue_len = 2;
+        let peer = world.peer(0, 1);
+        let mut from: Vec<_> = (0..6).map(|seed| Memory::pattern(seed, LEN)).collect();
+        let mut copied = 0;
+        for memory in &mut from {
+            let plain = rma_op(peer, Write, memory, KEY, 1);
+            world.access(0, &RmaOp { local: plain.local.as_device(1), ..plain }).unwrap();
+            copied = world.node(0).engine.core.rma.copied;
+        }
+        assert_eq!(copied, if takes { 0 } else { LEN }, "the others wait");
+        world.settle();
+        let ended = ended(&mut world);
+        assert!(ended.len() == 6 && ended.iter().all(Result::is_ok));
+        assert!(region.0 == from[5].0);
+        assert_eq!(world.accesses(1).len(), if takes { 0 } else { 6 });
+        world.assert_empty();
+    }
+}
+
 /// Operations by message wait for the device, and direct ones for messages.
 #[test]
 fn a_device_is_not_overtaken() {

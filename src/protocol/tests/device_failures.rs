@@ -153,7 +153,7 @@ fn a_send_that_cannot_be_read_fails_by_its_own_device_in_the_end() {
 
 #[test]
 fn writes_to_and_reads_from_device_memory_end() {
-    for (right, remote) in [(Write, true), (Read, true), (Read, false)] {
+    for (right, remote) in [(Write, true), (Write, false), (Read, true), (Read, false)] {
         each_copy_fails(|world, len| {
             let peer = world.peer(0, 1);
             let (mut region, mut local) = (Memory::pattern(1, len), Memory::pattern(2, len));

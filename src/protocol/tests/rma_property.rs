@@ -15,6 +15,7 @@ use crate::memory::SegmentList;
 use crate::memory::atomic::{Datatype, Form, MAX_BYTES, Op, Operation};
 use crate::memory::keys::{Region, Right};
 use crate::protocol::rma::COPY_MAX;
+use crate::protocol::send::COPY_MEAN;
 use crate::protocol::{
     AtomicOp, Cause, Direction, Limits, OpError, RemoteRange, RemoteRanges, RmaOp, right_of,
 };
@@ -437,8 +438,10 @@ impl Run {
                 // A message waits for the flush behind direct writes that have completed.
                 let waits =
                     pending > 0 || !self.nodes[from].as_ref().unwrap().engine.is_flushed(peer);
-                let full =
-                    pending >= self.limits.tx_max || inject && waits && memory.len() > COPY_MAX;
+                let copied = self.nodes[from].as_ref().unwrap().engine.core.rma.copied;
+                let full = pending >= self.limits.tx_max
+                    || inject && waits && memory.len() > COPY_MAX
+                    || inject && copied + 2 * memory.len() > self.limits.tx_max * COPY_MEAN;
                 assert!(said || full, "refused for no reason");
             }
             Err(OpError::Error(e)) => assert!([libc::EPIPE, libc::ECONNREFUSED].contains(&e)),
