@@ -70,6 +70,11 @@ impl<T> IndexList<T> {
         self.len
     }
 
+    /// The number of entries that it ever had at once.
+    pub(crate) fn slots(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// Whether the list is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0

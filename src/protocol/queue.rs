@@ -9,13 +9,15 @@ use std::ops::Deref;
 
 /// Entries that a search may pass before it counts as long. Tests use the index all the time.
 pub(super) const SHORT: usize = if cfg!(test) { 1 } else { 64 };
-/// A list gets an index when long searches have passed so many entries for each one that it has: to add an entry to an
-/// index takes as long.
+/// A list gets an index when long searches have passed so many entries for each of its slots: to add an entry to an index
+/// takes as long.
 const LONG: usize = if cfg!(test) { 1 } else { 32 };
 /// A list of so many entries needs none.
 const FEW: usize = if cfg!(test) { 1 } else { 256 };
+/// One that has shrunk to so many neither.
+const LEFT: usize = if cfg!(test) { 1 } else { 32 };
 /// Patterns of an index.
-const PATTERNS: usize = 8;
+const PATTERNS: usize = 4;
 const NONE: u32 = u32::MAX;
 
 /// What a receive compares: the bits of the tag that it does not ignore, and the source if it names one.
@@ -67,23 +69,25 @@ struct Chains {
 }
 
 impl Chains {
-    fn new(pattern: Pattern, entries: usize) -> Self {
-        let (ends, links) = (HashMap::with_capacity(entries), Vec::with_capacity(entries));
-        Self { pattern, ends, links }
+    fn new(pattern: Pattern) -> Self {
+        Self { pattern, ends: HashMap::new(), links: Vec::new() }
     }
 
     fn link(&mut self, slot: u32) -> Option<&mut Link> {
         self.links.get_mut(slot as usize)?.as_mut()
     }
 
-    fn add(&mut self, key: Key, number: u64, (tag, source): (u64, u64)) {
+    /// False: there is no memory.
+    fn add(&mut self, key: Key, number: u64, (tag, source): Name) -> bool {
         let (slot, name) = (key.slot(), self.pattern.name(tag, source));
-        if slot == NONE {
-            return; // there was no memory for the entry
+        let beyond = (slot as usize + 1).saturating_sub(self.links.len());
+        if slot == NONE
+            || self.links.try_reserve(beyond).is_err()
+            || self.ends.try_reserve(1).is_err()
+        {
+            return false;
         }
-        if self.links.len() <= slot as usize {
-            self.links.resize(slot as usize + 1, None);
-        }
+        self.links.resize(self.links.len() + beyond, None);
         let (_, last) = self.ends.entry(name).or_insert((slot, NONE));
         let prev = std::mem::replace(last, slot);
         if let Some(link) = self.link(prev) {
@@ -92,6 +96,7 @@ impl Chains {
         if let Some(place) = self.links.get_mut(slot as usize) {
             *place = Some(Link { key, name, number, next: NONE, prev });
         }
+        true
     }
 
     fn remove(&mut self, key: Key) {
@@ -135,15 +140,25 @@ impl Index {
         self.chains.iter_mut().find(|chains| chains.pattern == pattern)
     }
 
-    /// The chains of `pattern`, made for so many entries if there are none.
-    fn made(&mut self, pattern: Pattern, entries: usize) -> Option<&mut Chains> {
+    /// The chains of `pattern`, made if there are none and there is room.
+    fn made(&mut self, pattern: Pattern) -> Option<&mut Chains> {
         if self.of(pattern).is_none() {
             if self.chains.len() == PATTERNS {
                 return None;
             }
-            self.chains.push(Chains::new(pattern, entries));
+            self.chains.push(Chains::new(pattern));
         }
         self.of(pattern)
+    }
+
+    /// Adds an entry at the end. `pattern`: of a receive. False: the index has no room for it.
+    fn add(&mut self, key: Key, (pattern, name): (Option<Pattern>, Name)) -> bool {
+        self.added += 1;
+        let number = self.added;
+        match pattern {
+            None => self.chains.iter_mut().all(|chains| chains.add(key, number, name)),
+            Some(pattern) => self.made(pattern).is_some_and(|chains| chains.add(key, number, name)),
+        }
     }
 }
 
@@ -186,16 +201,9 @@ impl<T> Queue<T> {
     }
 
     #[cold]
-    fn add(&mut self, key: Key, (pattern, name): (Option<Pattern>, Name)) {
-        let Some(index) = &mut self.index else { return };
-        index.added += 1;
-        let number = index.added;
-        match pattern {
-            None => index.chains.iter_mut().for_each(|chains| chains.add(key, number, name)),
-            Some(pattern) => match index.made(pattern, self.list.len()) {
-                Some(chains) => chains.add(key, number, name),
-                None => self.forget(),
-            },
+    fn add(&mut self, key: Key, about: (Option<Pattern>, Name)) {
+        if !self.index.as_mut().is_some_and(|index| index.add(key, about)) {
+            self.forget();
         }
     }
 
@@ -205,7 +213,7 @@ impl<T> Queue<T> {
         let entry = self.list.remove(key)?;
         if let Some(index) = &mut self.index {
             index.chains.iter_mut().for_each(|chains| chains.remove(key));
-            if self.list.is_empty() {
+            if self.list.len() <= LEFT {
                 self.forget();
             }
         }
@@ -254,10 +262,11 @@ impl<T> Queue<T> {
         }
         let found = self.walk(wanted);
         if self.is_slow() {
-            (self.index, self.passed) = (Some(Box::default()), 0);
-            let all: Vec<_> = self.list.iter().map(|(key, entry)| (key, about(entry))).collect();
-            for (key, (pattern, name)) in all {
-                self.add(key, (Some(pattern), name));
+            self.passed = 0;
+            let mut index = Box::<Index>::default();
+            let mut all = self.list.iter().map(|(key, entry)| (key, about(entry)));
+            if all.all(|(key, (pattern, name))| index.add(key, (Some(pattern), name))) {
+                self.index = Some(index);
             }
         }
         found
@@ -278,6 +287,7 @@ impl<T> Queue<T> {
         }
         let wanted = |m: &T| pattern.takes((tag, source), tag_of(m), || source_of(m));
         let found = self.walk(wanted);
+        self.count_easy(found);
         if self.is_slow() {
             self.passed = 0;
             self.chain(pattern, |m| (tag_of(m), source_of(m)));
@@ -287,16 +297,19 @@ impl<T> Queue<T> {
 
     /// Makes the chains of a pattern, in place of the oldest if there are many.
     fn chain(&mut self, pattern: Pattern, mut name: impl FnMut(&T) -> Name) {
+        let (mut chains, mut number) = (Chains::new(pattern), 0);
+        let all = self.list.iter().all(|(key, entry)| {
+            number += 1;
+            chains.add(key, number, name(entry))
+        });
+        if !all {
+            return;
+        }
         let index = self.index.get_or_insert_default();
         if index.chains.len() == PATTERNS {
             index.chains.remove(0);
         }
-        let Some(chains) = index.made(pattern, self.list.len()) else { return };
-        let mut number = 0;
-        for (key, entry) in self.list.iter() {
-            number += 1;
-            chains.add(key, number, name(entry));
-        }
+        index.chains.push(chains);
         index.added = index.added.max(number);
     }
 
@@ -312,9 +325,9 @@ impl<T> Queue<T> {
         found.map(|(key, _)| key)
     }
 
-    /// Whether walks have cost more than an index would.
+    /// Whether walks have cost more than an index would, whose chains have a link for each slot.
     fn is_slow(&self) -> bool {
-        self.list.len() > FEW && self.passed > self.list.len() * LONG
+        self.list.len() > FEW && self.passed > self.list.slots() * LONG
     }
 
     /// Drops an index that was of no use for as long as it took to make.
@@ -435,6 +448,42 @@ mod tests {
             }
         });
         assert!(passed as u64 <= 10 * LONG as u64 * MANY, "{passed}");
+    }
+
+    #[test]
+    fn an_entry_that_stays_does_not_keep_the_index() {
+        let mut queue: Queue<(u64, u64)> = Queue::default();
+        let about = |r: &(u64, u64)| (Pattern::new(0, r.1), *r);
+        let mut post = |queue: &mut Queue<_>, tag: u64| {
+            queue.push_back((tag, 0), || (Some(Pattern::new(0, 0)), (tag, 0)));
+        };
+        post(&mut queue, MANY);
+        (0..MANY).for_each(|tag| post(&mut queue, tag));
+        let mut had = false;
+        for tag in (0..MANY).rev() {
+            let key = queue.first_for((tag, 0), |r| *r == (tag, 0), about).unwrap();
+            had |= queue.index.is_some();
+            queue.remove(key);
+        }
+        assert!(had && queue.index.is_none());
+        post(&mut queue, 0);
+        assert!(queue.first_soon(|r| *r == (0, 0)).is_some());
+    }
+
+    #[test]
+    fn slots_that_were_in_use_once_count_for_an_index() {
+        let mut queue: Queue<(u64, u64)> = Queue::default();
+        let keys: Vec<_> =
+            (0..100 * MANY).map(|n| queue.push_back((n, 0), || (None, (n, 0)))).collect();
+        keys.into_iter().for_each(|key| drop(queue.remove(key)));
+        for tag in 0..10 {
+            queue.push_back((tag, 0), || (None, (tag, 0)));
+        }
+        for tag in (0..10).rev() {
+            let key = queue.first_of(Pattern::new(0, 0), (tag, 0), |m| m.0, |m| m.1).unwrap();
+            queue.remove(key);
+            assert!(queue.index.is_none());
+        }
     }
 
     #[test]
