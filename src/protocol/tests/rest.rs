@@ -1,8 +1,11 @@
 //! An endpoint sleeps only when nothing is left that it could do: [`World::progress`] and [`World::settle`] check that.
 //! Here something is left when a turn ends, and no event would tell of it.
 
+use super::alone::{BOTH, KEY, LEN, distant, introduce};
 use super::fixture::{LIMITS, Memory, World, receive_op, rma_op, send_op};
 use super::sim::{Reach, Weather};
+use super::sim_window::Glazing;
+use super::windows::{self, Begun, glazing};
 use crate::memory::SegmentList;
 use crate::memory::keys::Right::{Read, Write};
 use crate::protocol::packet::Packet;
@@ -112,6 +115,51 @@ fn a_receiver_short_of_memory_asks_for_the_rest_at_once() {
     world.settle();
     assert!(to[0].0 == from[0].0 && to[1].0 == from[1].0);
     assert_eq!((world.sends(0).len(), world.receives(1).len()), (2, 2));
+    world.assert_empty();
+}
+
+/// The network of these tests refuses no write while a device has no room for it, and says only then what the device cannot do.
+#[test]
+fn a_device_without_room_is_waited_for() {
+    let world = windows::world(glazing(), 2);
+    world.net.borrow_mut().weather.announces_room = true;
+    let mut begun = Begun::on(world);
+    let set = |begun: &mut Begun, room, refusals| {
+        let mut net = begun.world.net.borrow_mut();
+        net.weather.queue_len = room;
+        net.weather.windows.write_refusals = refusals;
+    };
+    set(&mut begun, 1, 0);
+    begun.world.progress(0);
+    assert!(begun.world.node(0).engine.core.sends.due.len() > 1, "some are to be written");
+    set(&mut begun, 1, 100);
+    begun.world.progress(0);
+    set(&mut begun, 1000, 0);
+    assert_eq!(begun.finish().node(0).engine.counts().declined, 0);
+}
+
+/// The same for direct RMA.
+#[test]
+fn a_device_without_room_for_direct_operations_is_waited_for() {
+    let mut world = distant(Glazing { count: 1, ..Glazing::none() });
+    world.net.borrow_mut().weather.announces_room = true;
+    let mut region = Memory::zeroed(LEN);
+    world.register(1, KEY, &mut region, &BOTH);
+    introduce(&mut world);
+    let peer = world.peer(0, 1);
+    let reached = |world: &mut World| world.node(0).engine.counts().reached_bytes;
+    let before = reached(&mut world);
+    let mut from = [1, 2].map(|seed| Memory::pattern(seed, LEN));
+    for memory in &mut from {
+        world.access(0, &rma_op(peer, Write, memory, KEY, 1)).unwrap();
+        world.net.borrow_mut().weather.windows.write_refusals = 100;
+    }
+    world.node(0).check_rest();
+    world.net.borrow_mut().weather.windows.write_refusals = 0;
+    world.settle();
+    assert_eq!(reached(&mut world) - before, 2 * LEN as u64);
+    assert_eq!(world.reports(0, Direction::Write).len(), 2);
+    assert!(region.0 == from[1].0);
     world.assert_empty();
 }
 

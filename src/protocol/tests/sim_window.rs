@@ -394,6 +394,10 @@ impl Panes {
         glazing: &Glazing,
         rng: &mut Rng,
     ) -> Result<Access, SendError> {
+        // Nothing is refused meanwhile: no event would tell of it.
+        if self.ends[1 - side].events.len() >= room {
+            return Err(SendError::Again);
+        }
         if rng.percent(glazing.waits) {
             return Err(self.hesitate());
         }
@@ -409,9 +413,6 @@ impl Panes {
             return Err(self.hesitate());
         }
         let end = &mut self.ends[1 - side];
-        if end.events.len() >= room {
-            return Err(SendError::Again);
-        }
         let held = end.held.iter().find(|held| held.slot == slot);
         let held = held.unwrap_or_else(|| panic!("a write under {key}, which is void"));
         assert_eq!((held.part.len(), Some(held.part.first_addr())), (payload.len(), key.word(1)));
@@ -476,11 +477,12 @@ impl Panes {
         let (Some(addr), true) = (addr, connection == end.known) else {
             return Err(SendError::Unreachable(Errno(libc::ESTALE)));
         };
-        if rng.percent(glazing.write_refusals) {
-            return Err(SendError::Unreachable(Errno(libc::EFAULT)));
-        }
+        // As in `write`.
         if end.posted.len() >= glazing.count {
             return Err(SendError::Again);
+        }
+        if rng.percent(glazing.write_refusals) {
+            return Err(SendError::Unreachable(Errno(libc::EFAULT)));
         }
         if rng.percent(glazing.waits) {
             return Err(self.hesitate());
