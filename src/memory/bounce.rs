@@ -4,6 +4,9 @@
 //! copied to *bounce buffers*, of [`LEN`] bytes each, and the copy of one part runs while an earlier one is sent. The
 //! buffers are registered with the driver, so that the call that begins a copy does not wait; [`Part::bytes`] asks for its end.
 //!
+//! Bytes that arrive in packets go the other way: they are gathered in a buffer ([`Gathered`]). When that is full, its copy to the device
+//! begins, and the next buffer is filled.
+//!
 //! Each context has [`BUFFERS`](mover::BUFFERS) of them, which stay registered. A message takes those that it could do without (`ahead`) only from
 //! there. The one that it needs is made where there is none, so that no message waits for another one, whose peer may have
 //! stopped; it is pageable, and its copy may last as long as the call.
@@ -15,7 +18,7 @@
 #![allow(unsafe_code)]
 
 use super::SegmentList;
-use super::mover::{self, NONE, Site};
+use super::mover::{self, NONE, Site, Way};
 use crate::sys::cuda::{Context, Cuda, Failure, HostMemory, Lane};
 use crate::sys::process::Home;
 use crate::telemetry::log;
@@ -33,7 +36,15 @@ pub(crate) enum Part {
     Copied(Copied),
 }
 
-/// A copy from device memory to a bounce buffer. To drop it before its end waits for that.
+/// A bounce buffer that is being filled with bytes for device memory.
+#[derive(Debug)]
+pub(crate) struct Gathered {
+    copied: Copied,
+    to: usize,
+    filled: usize,
+}
+
+/// A copy between device memory and a bounce buffer. To drop it before its end waits for that.
 #[derive(Debug)]
 pub(crate) struct Copied {
     site: Site,
@@ -68,9 +79,15 @@ impl Part {
             // SAFETY: a part of what the application lent.
             return Ok(Some(Self::Here(unsafe { SegmentList::contiguous(start, piece.len()) })));
         };
-        // SAFETY: the application lent the memory to an operation that ends after the copy, or drops it.
-        let copied = unsafe { Copied::begin(site, addr, piece.len(), ahead) };
-        Ok(copied.inspect_err(|failure| say(*failure))?.map(Self::Copied))
+        let begin = || {
+            let Some(mut copied) = Copied::prepare(site, piece.len(), ahead)? else {
+                return Ok(None);
+            };
+            // SAFETY: the application lent the memory to an operation that ends after the copy, or drops it.
+            unsafe { copied.start(addr, Way::Read) }?;
+            Ok(Some(Self::Copied(copied)))
+        };
+        begin().inspect_err(|failure| say(*failure))
     }
 
     /// Length, bytes.
@@ -91,17 +108,54 @@ impl Part {
         match self {
             Self::Here(list) => Ok(Some(*list)),
             Self::Copied(copied) => {
-                let ended = copied.has_ended().inspect_err(|failure| say(*failure))?;
+                let ended = copied.is_in_place()?;
                 Ok(ended.then(|| copied.bytes()))
             }
         }
     }
 }
 
+impl Gathered {
+    /// For at most [`LEN`] of the `len` bytes at `offset` of a list. `None`: they belong to memory of the host, or have no length.
+    /// Failures: those of the driver, which are said.
+    pub(crate) fn begin(
+        list: &SegmentList,
+        offset: usize,
+        len: usize,
+    ) -> Result<Option<Self>, Failure> {
+        let piece = list.piece(offset, len.min(LEN));
+        let Some((Some(site), to)) = piece.range() else { return Ok(None) };
+        let copied = Copied::prepare(site, piece.len(), false).inspect_err(|failure| say(*failure));
+        Ok(copied?.map(|copied| Self { copied, to, filled: 0 }))
+    }
+
+    /// Takes the next bytes. Returns how many there was room for.
+    pub(crate) fn fill(&mut self, bytes: &[u8]) -> usize {
+        let room = self.copied.len - self.filled;
+        let bytes = bytes.get(..room).unwrap_or(bytes);
+        self.filled += self.copied.bytes().copy_in(self.filled, bytes);
+        bytes.len()
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.filled == self.copied.len
+    }
+
+    /// Begins to copy all of it. Failures: those of the driver, which are said.
+    pub(crate) fn copy(self) -> Result<Copied, Failure> {
+        let Self { mut copied, to, .. } = self;
+        // SAFETY: the application lent the memory to an operation that ends after the copy, or drops it.
+        unsafe { copied.start(to, Way::Write) }.inspect_err(|failure| say(*failure))?;
+        Ok(copied)
+    }
+}
+
 fn say(failure: Failure) {
     let Failure(result) = failure;
     if failure == NO_MEMORY {
-        log::limited!("no memory for a buffer of 256 KiB: a message from device memory fails");
+        log::limited!(
+            "no memory for a buffer of 256 KiB: a message from or to device memory fails"
+        );
         return;
     }
     log::limited!(cause: result, "a copy of device memory failed: CUDA answers {result}");
@@ -142,37 +196,26 @@ impl Buffer {
 }
 
 impl Copied {
+    /// Begins to copy between the buffer and device memory.
+    ///
     /// # Safety
-    /// The `len` bytes at `from` are lent until [`Self::has_ended`] has answered, or the value is dropped.
-    unsafe fn begin(
-        site: Site,
-        from: usize,
-        len: usize,
-        ahead: bool,
-    ) -> Result<Option<Self>, Failure> {
+    /// As many bytes as the buffer has are lent there until [`Self::has_ended`] has answered, or the value is dropped.
+    unsafe fn start(&mut self, device: usize, way: Way) -> Result<(), Failure> {
+        let here = self.bytes().first_addr() as usize;
+        let (to, from) = if way == Way::Write { (device, here) } else { (here, device) };
         #[cfg(test)]
-        if site == mover::DOUBLE {
-            return Self::begin_double(from, len, ahead);
+        if self.site == mover::DOUBLE {
+            self.late = Some(mover::tests::Late::begin(to, from, self.len)?);
+            return Ok(());
         }
-        let Some(buffer) = Buffer::take(site, ahead)? else { return Ok(None) };
-        let to = buffer.memory.address();
-        let mut copied = Self {
-            site,
-            buffer: Some(buffer),
-            len,
-            lane: None,
-            home: Home::here(),
-            #[cfg(test)]
-            late: None,
-        };
-        let (cuda, lane) = mover::borrow(site)?;
-        copied.lane = Some(lane);
-        // SAFETY: the caller vouches for the source; the buffer is this copy's until it has ended.
-        let begun = unsafe { cuda.start(&lane, to, from, len) };
+        let (cuda, lane) = mover::borrow(self.site)?;
+        self.lane = Some(lane);
+        // SAFETY: the caller vouches for the device memory; the buffer is this copy's until it has ended.
+        let begun = unsafe { cuda.start(&lane, to, from, self.len) };
         if begun.is_err() {
-            mover::settle(site, cuda, &lane);
+            mover::settle(self.site, cuda, &lane);
         }
-        begun.map(|()| Some(copied))
+        begun
     }
 
     fn is_under_way(&self) -> bool {
@@ -183,7 +226,12 @@ impl Copied {
         self.lane.is_some()
     }
 
-    /// Whether all bytes are in the buffer. Failures: those of the driver; the buffer has any bytes.
+    /// Whether all bytes are in place. Failures: those of the driver, which are said; the destination has any bytes.
+    pub(crate) fn is_in_place(&mut self) -> Result<bool, Failure> {
+        self.has_ended().inspect_err(|failure| say(*failure))
+    }
+
+    /// As [`Self::is_in_place`]; nothing is said.
     fn has_ended(&mut self) -> Result<bool, Failure> {
         #[cfg(test)]
         if let Some(late) = &mut self.late {
@@ -203,6 +251,27 @@ impl Copied {
         // SAFETY: the buffer is this value's, and has as many bytes.
         unsafe { SegmentList::contiguous(std::ptr::with_exposed_provenance(start), self.len) }
     }
+
+    /// A buffer for `len` bytes. `None`: none is free to be used `ahead`.
+    fn prepare(site: Site, len: usize, ahead: bool) -> Result<Option<Self>, Failure> {
+        #[cfg(test)]
+        let double = (site == mover::DOUBLE)
+            .then(|| (!(ahead && mover::tests::spares())).then(Buffer::of_a_test));
+        #[cfg(not(test))]
+        let double: Option<Option<Buffer>> = None;
+        let buffer = double.map_or_else(|| Buffer::take(site, ahead), Ok)?;
+        let Some(buffer) = buffer else { return Ok(None) };
+        let copied = Self {
+            site,
+            buffer: Some(buffer),
+            len,
+            lane: None,
+            home: Home::here(),
+            #[cfg(test)]
+            late: None,
+        };
+        Ok(Some(copied))
+    }
 }
 
 impl Drop for Copied {
@@ -221,14 +290,8 @@ impl Drop for Copied {
 }
 
 #[cfg(test)]
-impl Copied {
-    fn begin_double(from: usize, len: usize, ahead: bool) -> Result<Option<Self>, Failure> {
-        let memory = HostMemory::pageable(LEN).map_err(|_| NO_MEMORY)?;
-        let Some(late) = mover::tests::Late::begin(memory.address(), from, len, ahead)? else {
-            return Ok(None);
-        };
-        let buffer = Some(Buffer { memory, of: None });
-        let (site, home) = (mover::DOUBLE, Home::here());
-        Ok(Some(Self { site, buffer, len, lane: None, home, late: Some(late) }))
+impl Buffer {
+    fn of_a_test() -> Self {
+        Self { memory: HostMemory::pageable(LEN).unwrap(), of: None }
     }
 }

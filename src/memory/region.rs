@@ -507,31 +507,16 @@ impl SegmentList {
         unsafe { tcp::send(fd, head, ranges.get(..n).unwrap_or(&[])) }
     }
 
-    /// Receives into the list and then into `tail` from a connection: [`tcp::receive`].
+    /// Receives into the list, which has no device memory, and then into `tail` from a connection: [`tcp::receive`].
     pub(crate) fn fill_from(
         &self,
         fd: BorrowedFd<'_>,
         tail: &mut [u8],
     ) -> Result<tcp::Received, Errno> {
-        if self.is_on_device() {
-            return self.fill_staged(fd);
-        }
+        debug_assert!(!self.is_on_device());
         let (ranges, n) = self.ranges();
         // SAFETY: the application lent these bytes, and does not use them before the operation completes.
         unsafe { tcp::receive(fd, ranges.get(..n).unwrap_or(&[]), tail) }
-    }
-
-    /// The same for device memory, some of it.
-    fn fill_staged(&self, fd: BorrowedFd<'_>) -> Result<tcp::Received, Errno> {
-        const MOST: usize = 256 * 1024;
-        let mut bytes = vec![0; self.len.min(MOST)];
-        let received = Self::EMPTY.fill_from(fd, &mut bytes)?;
-        if let tcp::Received::Bytes(n) = received {
-            if self.copy_in(0, bytes.get(..n).unwrap_or(&bytes)) < n.min(self.len) {
-                return Err(Errno(libc::EIO));
-            }
-        }
-        Ok(received)
     }
 
     /// The non-empty segments as address ranges, for a peer or for cross-memory attach. None for a list with device

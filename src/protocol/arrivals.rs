@@ -80,6 +80,8 @@ pub(super) struct Arrivals {
     pub(super) chunks: put::Chunks,
     /// Bytes were announced that may come by stream.
     pub(super) attentive: bool,
+    /// As [`Self::is_full`], but the receive that caused it may have ended.
+    pub(super) full: bool,
     /// Long messages that were received.
     pub(super) long: LongMessages,
 }
@@ -88,6 +90,12 @@ impl Arrivals {
     #[inline]
     pub(super) fn work(&self) -> usize {
         self.pulls.len() | self.chunks.due.len()
+    }
+
+    /// No more bytes should be taken from the network now: those that are here wait for a device.
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        self.full && !self.pulls.is_empty()
     }
 
     /// Begins a receive, whose first `bytes` may be here. `None`: more will come. Else the key of a receive that is
@@ -112,7 +120,9 @@ impl Arrivals {
         } else {
             Receiver::Get(get::Receiver { ranges })
         };
-        let message = Inbound { peer, envelope, target, tx, len, want, received, leaves, failed };
+        let landing = None;
+        let message =
+            Inbound { peer, envelope, target, tx, len, want, received, leaves, landing, failed };
         let key = self.active.push_back(Active { message, scheme });
         if !pushes {
             self.pulls.push_back(key);
@@ -134,8 +144,12 @@ impl Arrivals {
 
     /// Removes a receive that ends.
     pub(super) fn remove(&mut self, key: Key) -> Option<Active> {
-        let active = self.active.remove(key)?;
+        let mut active = self.active.remove(key)?;
         self.pushed.remove(active.message.peer, active.message.tx);
+        // The receive is reported after this, when no copy writes to its buffer.
+        if let Some(landing) = &mut active.message.landing {
+            landing.end();
+        }
         Some(active)
     }
 
@@ -222,7 +236,16 @@ impl Arrivals {
     ) -> Option<bool> {
         let Active { message, scheme } = self.active.get_mut(key)?;
         match scheme {
-            Receiver::Push(push) => push.take(message, offset, payload, limits),
+            Receiver::Push(push) => {
+                let taken = push.take(message, offset, payload, limits);
+                if message.landing.is_some() && taken == Some(false) {
+                    if message.is_whole() {
+                        self.pushed.remove(message.peer, message.tx);
+                    }
+                    self.follow_landing(key);
+                }
+                taken
+            }
             Receiver::Split(split) => {
                 split.place(message, offset, payload, limits).then_some(false)
             }
@@ -249,7 +272,20 @@ impl Arrivals {
             && offset <= received
             && (known == 0 || scheme.is_resumed())
             && message.received + payload.len() <= message.want;
-        good.then(|| message.append(payload, limits))
+        let taken = good.then(|| message.append(payload, limits));
+        if message.landing.is_some() && taken == Some(false) {
+            self.follow_landing(key);
+        }
+        taken
+    }
+
+    /// Follows the copies of a receive to device memory, if some have not ended.
+    #[cold]
+    fn follow_landing(&mut self, key: Key) {
+        let landing = self.active.get(key).and_then(|active| active.message.landing.as_deref());
+        let Some(landing) = landing.filter(|landing| landing.is_under_way()) else { return };
+        self.full |= landing.is_full();
+        self.queue_pull(key);
     }
 
     /// FAULT: the sender cannot read its memory. Returns whether the receive ends now: not while a stream, which the FAULT has
@@ -287,7 +323,7 @@ impl Arrivals {
     }
 
     /// Where the next `len` bytes of a message belong, which a stream will write. `None`: the bytes at `offset` are not
-    /// the next ones.
+    /// the next ones, or belong to device memory.
     pub(super) fn place_streamed(
         &mut self,
         peer: PeerId,
@@ -296,7 +332,8 @@ impl Arrivals {
         len: usize,
     ) -> Option<SegmentList> {
         let Active { message, scheme } = self.active.get_mut(key)?;
-        if message.peer != peer || message.received as u64 != offset || scheme.is_resumed() {
+        let here = message.received as u64 == offset && !message.target.segments.is_on_device();
+        if message.peer != peer || !here || scheme.is_resumed() {
             return None;
         }
         let placing = scheme.placing().filter(|placing| !**placing)?;
@@ -325,7 +362,7 @@ impl Arrivals {
     ) {
         let sent = |active: &Active| {
             let by_packets = matches!(active.scheme, Receiver::Push(_) | Receiver::Fragments(_));
-            active.message.peer == peer && by_packets
+            active.message.peer == peer && by_packets && !active.message.is_whole()
         };
         for key in self.active.keys_where(sent) {
             self.resume(key, fragments::Asked::AfterStream, outbox, counts);

@@ -242,7 +242,7 @@ impl<I: Iface> Engine<I> {
     #[inline]
     pub(crate) fn progress(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
-        if host.takes_arrivals() {
+        if host.takes_arrivals() && !self.core.arrivals.is_full() {
             n += self.iface.poll(&mut Delivery { core: &mut self.core, host, answered: false });
         }
         if self.core.stirred | self.core.waits {

@@ -1,5 +1,6 @@
 //! What every scheme knows of a message that leaves or arrives.
 
+use super::landing::Landing;
 use super::limits::Limits;
 use super::packet::{Encoded, Envelope, Packet, Ranges};
 use super::receives::Target;
@@ -155,6 +156,8 @@ pub(super) struct Inbound {
     pub(super) received: usize,
     /// The sender needs no FIN.
     pub(super) leaves: bool,
+    /// Bytes that have arrived in packets for device memory. They count as received.
+    pub(super) landing: Option<Box<Landing>>,
     /// It fails when no stream writes to its buffer: the error number and the cause.
     pub(super) failed: Option<(i32, Cause)>,
 }
@@ -181,16 +184,53 @@ impl Inbound {
         }
     }
 
+    /// The sender has closed, and only copies to a device are waited for.
+    pub(super) fn is_orphaned(&self) -> bool {
+        self.landing.as_ref().is_some_and(|landing| landing.orphaned)
+    }
+
+    /// Whether all bytes that are here are in place; else (`Err`) what has to be done until they are.
+    pub(super) fn landed(&mut self) -> Result<(), Next> {
+        let Some(landing) = &mut self.landing else { return Ok(()) };
+        match landing.have_ended() {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Next::Again),
+            Err(_) => {
+                let (error, cause) = *self.failed.insert(UNWRITABLE);
+                Err(Next::Failed(error, cause))
+            }
+        }
+    }
+
+    /// What a step leads to of a message that is whole, or whose bytes are on their way to a device. `full` is set
+    /// where no more bytes should be taken from the network now.
+    pub(super) fn awaited(&mut self, full: &mut bool) -> Option<Next> {
+        if let Err(next) = self.landed() {
+            *full |= self.landing.as_ref().is_some_and(|landing| landing.is_full());
+            return Some(next);
+        }
+        if self.is_whole() {
+            return Some(Next::Whole);
+        }
+        self.landing.as_ref().map(|_| Next::Waits)
+    }
+
     /// Copies the next bytes of the message, as many as there is room for. Returns whether it is whole now, or has failed.
     pub(super) fn append(&mut self, bytes: &[u8], limits: &Limits) -> bool {
         let room = self.want - self.received;
         let bytes = bytes.get(..bytes.len().min(room)).unwrap_or(&[]);
-        let placed = self.place(self.received, bytes, limits);
+        let placed = match self.target.segments.is_on_device() {
+            true => {
+                let rest = self.rest();
+                self.landing.get_or_insert_default().take(&rest, bytes)
+            }
+            false => self.place(self.received, bytes, limits),
+        };
         self.received += placed;
         if placed < bytes.len() {
             self.failed = Some(UNWRITABLE);
         }
-        self.is_whole() || self.failed.is_some()
+        self.is_whole() && self.landed().is_ok() || self.failed.is_some()
     }
 
     /// Reads at most `len` bytes of the message at `offset` from `ranges` of the sender's memory.

@@ -12,6 +12,7 @@ mod engine;
 mod flow;
 mod index_list;
 mod kept;
+mod landing;
 mod limits;
 mod matching;
 mod message;

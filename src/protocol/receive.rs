@@ -203,7 +203,7 @@ impl<I: Iface> Engine<I> {
     pub(crate) fn abandon_receives(&mut self, host: &mut impl Host) {
         self.core.stirred = true;
         for key in self.core.arrivals.active.keys_where(|_| true) {
-            let Some(Active { message, .. }) = self.core.arrivals.active.remove(key) else {
+            let Some(Active { message, .. }) = self.core.arrivals.remove(key) else {
                 continue;
             };
             let outcome = Outcome::failed(message.received, (libc::ECANCELED, Cause::Cancelled));

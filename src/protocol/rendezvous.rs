@@ -19,6 +19,7 @@ impl<I: Iface> Engine<I> {
     /// Advances the receives for which this endpoint has something to do.
     pub(super) fn advance_pulls(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
+        self.core.arrivals.full = false;
         if !self.core.arrivals.pulls.is_empty() {
             self.core.peers.begin_turn();
         }
@@ -59,8 +60,8 @@ impl<I: Iface> Engine<I> {
         if let Receiver::Split(split) = scheme {
             return split.step(iface, message, (most, fed), &mut core.counts);
         }
-        if message.is_whole() {
-            return Next::Whole;
+        if let Some(next) = message.awaited(&mut arrivals.full) {
+            return next;
         }
         let memory = message.target.segments;
         let what = (message.want, &memory);
@@ -319,6 +320,7 @@ impl Core {
         self.arrivals.long.count(peer, scheme.carried(), message.received);
         match scheme {
             Receiver::Put(put) if put.is_seen(&message) => self.outbox.finish_late(peer, tx),
+            _ if message.is_orphaned() => {}
             // A sender whose unsolicited bytes do not all fit may stop sending them.
             _ if !leaves || len > want as u64 => self.outbox.finish(peer, tx, 0),
             _ => {}
@@ -330,7 +332,9 @@ impl Core {
     /// Ends a rendezvous receive with an error and tells the sender.
     pub(super) fn fail_active(&mut self, key: Key, error: i32, cause: Cause, host: &mut impl Host) {
         let Some(Active { message, .. }) = self.arrivals.remove(key) else { return };
-        self.outbox.finish(message.peer, message.tx, error);
+        if !message.is_orphaned() {
+            self.outbox.finish(message.peer, message.tx, error);
+        }
         self.end_active(&message, Outcome::failed(message.received, (error, cause)), host);
     }
 

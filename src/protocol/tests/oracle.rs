@@ -130,6 +130,8 @@ enum Ending {
     /// With the length of a message.
     Told,
     Failed(i32, Cause),
+    /// Its sender has closed: it fails so, or its bytes are here, and are copied to a device.
+    Lands(i32, Cause),
     /// As `Placed`, or by the departure of the sender.
     Either(i32),
 }
@@ -161,6 +163,8 @@ pub(super) struct Side {
     buffers: HashMap<u64, Buffer>,
     expects: Vec<Expect>,
     memory: HashMap<u64, Vec<u8>>,
+    /// Receives, by context, of which some of the memory is a device's.
+    pub(super) on_device: BTreeSet<u64>,
     spent: Vec<Vec<u8>>,
 }
 
@@ -400,8 +404,12 @@ impl Side {
     ) {
         for expect in self.expects.iter_mut().filter(|e| !e.now) {
             if expect.message.is_some_and(|m| messages[m].from == peer) {
-                expect.ending = Ending::Failed(error, cause);
-                expect.now = true;
+                let lands = !died && self.on_device.contains(&expect.posting.context);
+                expect.now = !lands;
+                expect.ending = match lands {
+                    true => Ending::Lands(error, cause),
+                    false => Ending::Failed(error, cause),
+                };
             }
         }
         let claimed = self.claimed.values_mut().map(|(_, waiting)| waiting);
@@ -454,12 +462,18 @@ impl Side {
         messages: &[Message],
         net: &Net,
     ) -> bool {
-        if let Ending::Either(error) = expect.ending {
-            let is = |ending| {
-                let expect = Expect { ending, ..expect.clone() };
-                self.is_end_of(&expect, c, failure, messages, net)
-            };
-            return is(Ending::Placed) || is(Ending::Failed(error, Cause::SenderLost));
+        let is = |ending| {
+            let expect = Expect { ending, ..expect.clone() };
+            self.is_end_of(&expect, c, failure, messages, net)
+        };
+        match expect.ending {
+            Ending::Either(error) => {
+                return is(Ending::Placed) || is(Ending::Failed(error, Cause::SenderLost));
+            }
+            Ending::Lands(error, cause) => {
+                return is(Ending::Placed) || is(Ending::Failed(error, cause));
+            }
+            _ => {}
         }
         let message = expect.message.map(|m| &messages[m]);
         let cancelled = expect.ending == Ending::Failed(libc::ECANCELED, Cause::Cancelled);
@@ -525,6 +539,12 @@ impl Side {
         if let Ending::Either(error) = expect.ending {
             expect.ending = match failure.map(|f| f.cause) {
                 Some(Cause::SenderLost) => Ending::Failed(error, Cause::SenderLost),
+                _ => Ending::Placed,
+            };
+        }
+        if let Ending::Lands(error, cause) = expect.ending {
+            expect.ending = match failure {
+                Some(f) if f.cause == cause => Ending::Failed(error, cause),
                 _ => Ending::Placed,
             };
         }

@@ -429,6 +429,9 @@ impl Run {
     fn operation(&mut self, at: Slot, posting: &Posting, len: usize) -> ReceiveOp {
         let cuts = if posting.multi_min.is_some() { Vec::new() } else { self.cuts(len) };
         let device = self.rng.kinds();
+        if device != 0 {
+            self.oracle.sides[at].on_device.insert(posting.context);
+        }
         let memory = self.oracle.sides[at].lend(posting.context, len);
         let Posting { context, tagged, tag, ignore, source, report, multi_min } = *posting;
         let segments = lend(memory, &cuts).as_device(device);

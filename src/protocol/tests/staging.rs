@@ -4,7 +4,7 @@ use super::fixture::{LIMITS, Memory, World, lend, receive_op, send_op};
 use super::sim::{Reach, Weather};
 use crate::memory::mover::tests as mover;
 use crate::protocol::packet::Packet;
-use crate::protocol::{Limits, SendOp};
+use crate::protocol::{Limits, ReceiveOp, SendOp};
 use crate::sys::Errno;
 use crate::transport::Departure;
 
@@ -89,5 +89,126 @@ fn copies_end_with_their_message() {
         }
         drop(world);
         assert_eq!((mover::under_way(), mover::buffers().0), (0, 0));
+    }
+}
+
+/// Two endpoints; a message for device memory of the second one is on its way.
+fn posted(from: &mut Memory, to: &mut Memory, weather: Weather) -> World {
+    let mut world = World::new(2, weather, LIMITS);
+    let peer = world.peer(0, 1);
+    let to_len = to.0.len();
+    let segments = lend(&mut to.0, &[to_len / 3, to_len / 2]).as_device(5);
+    world.receive(1, &ReceiveOp { segments, ..receive_op(to, 2) }).unwrap();
+    world.send(0, &send_op(peer, from, 1)).unwrap();
+    world
+}
+
+/// How many bytes of the message have come.
+fn come(world: &mut World) -> usize {
+    let active = &world.node(1).engine.core.arrivals.active;
+    active.iter().map(|(_, active)| active.message.received).next().unwrap_or(0)
+}
+
+#[test]
+fn parts_are_copied_to_a_device_while_the_next_ones_come() {
+    for weather in [apart(0), apart(1 << 20), Weather { stream_max: 300, ..apart(1 << 20) }] {
+        let weather = Weather { batch: 4, ..weather };
+        mover::forget_buffers();
+        let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+        let mut world = posted(&mut from, &mut to, weather);
+        let (mut before, mut overlaps, mut ended) = (0, 0, false);
+        for _ in 0..10_000 {
+            world.progress(0);
+            let under_way = mover::under_way();
+            world.progress(1);
+            let now = come(&mut world);
+            overlaps += usize::from(now > before && under_way > 0);
+            before = now;
+            if now > 0 && mover::under_way() > 0 {
+                assert!(world.node(1).engine.is_busy(), "no event tells of the end of a copy");
+            }
+            if let [report] = world.receives(1)[..] {
+                report.unwrap();
+                assert_eq!(mover::buffers().0, 0, "it is reported when all copies have ended");
+                assert!(to.0 == from.0);
+                ended = true;
+            }
+        }
+        assert!(ended && overlaps > 10, "bytes came while others were copied {overlaps} times");
+        let (_, most) = mover::buffers();
+        assert!((2..LEN / 1000 / 2).contains(&most), "{most} buffers");
+        world.settle();
+        world.sends(0);
+        world.assert_empty();
+    }
+}
+
+/// Nothing more is taken while a device is late, and all goes on when it is not.
+#[test]
+fn a_late_device_holds_its_endpoint_back() {
+    let weather = Weather { batch: 1, ..apart(1 << 20) };
+    let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+    let mut world = posted(&mut from, &mut to, weather);
+    mover::be_late(true);
+    for _ in 0..1000 {
+        world.progress(0);
+        world.progress(1);
+    }
+    let (now, _) = mover::buffers();
+    assert!((8..12).contains(&now), "{now} buffers");
+    assert!(come(&mut world) < LEN / 2);
+    mover::be_late(false);
+    world.settle();
+    world.received(1);
+    world.sends(0);
+    assert!(to.0 == from.0);
+    world.assert_empty();
+}
+
+#[test]
+fn copies_to_a_device_end_with_their_message() {
+    for turns in 0..16 {
+        let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+        let mut world = posted(&mut from, &mut to, apart(0));
+        for _ in 0..turns {
+            world.progress(1);
+            world.progress(0);
+        }
+        if turns % 2 == 0 {
+            world.leave(0, Departure::Failed(Errno(libc::EHOSTDOWN)));
+            world.settle();
+            assert_eq!(world.receives(1).len(), 1);
+            assert!(!world.node(1).engine.is_busy());
+        }
+        drop(world);
+        assert_eq!((mover::under_way(), mover::buffers().0), (0, 0));
+    }
+}
+
+/// Its sender needs no answer, gets none, and has left when the last bytes are copied.
+#[test]
+fn a_message_that_is_here_arrives_although_its_sender_has_left() {
+    let weather = Weather { outlives: true, queue_len: 1000, batch: 1000, ..apart(1 << 20) };
+    for room in [LEN, LEN - 1500] {
+        let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(room));
+        let mut world = posted(&mut from, &mut to, weather.clone());
+        mover::be_late(true);
+        while come(&mut world) < room {
+            // What has come waits for the device: it would hold the endpoint back.
+            world.node(1).engine.core.arrivals.full = false;
+            world.progress(0);
+            world.progress(1);
+        }
+        assert!(matches!(world.sends(0)[..], [Ok(_)]));
+        world.leave(0, Departure::Closed);
+        world.node(1).engine.core.arrivals.full = false;
+        world.progress(1);
+        assert!(world.receives(1).is_empty());
+        mover::be_late(false);
+        world.settle();
+        assert!(matches!(world.receives(1)[..], [report] if report.is_ok() == (room == LEN)));
+        assert!(to.0[..] == from.0[..room]);
+        assert_eq!(world.node(1).engine.counts().dropped, 0, "an answer to a peer that has left");
+        world.assert_empty();
     }
 }
