@@ -216,9 +216,11 @@ impl Sender {
         if news.asked_at.is_some() {
             self.congestion.on_early();
         }
+        if news.delayed > 0 {
+            self.congestion.on_late(news.delayed);
+        }
         if news.late > 0 {
             self.loss.on_late();
-            self.congestion.on_late(news.late);
         }
         self.take_credit(header, ack, echo);
         if news.arrived > 0 {

@@ -841,6 +841,54 @@ fn packets_that_later_ones_have_passed_wait_for_no_turn_of_the_peer() {
     assert_eq!((counts.timeouts, counts.retransmitted), (1, 3));
 }
 
+/// A path holds single packets for longer than the timeout, and loses none.
+#[test]
+fn packets_that_were_only_late_do_not_shrink_the_window() {
+    let mut bench = connected_with_peer_of("10.0.0.2");
+    // The network reorders more packets than are in flight.
+    for c in bench.a.machine.table.iter_mut() {
+        (0..10).for_each(|_| c.sender.loss.on_late());
+    }
+    let limit =
+        |bench: &mut Bench| bench.a.machine.table.iter_mut().map(|c| c.sender.limit()).sum();
+    let before: u64 = limit(&mut bench);
+    for _ in 0..10 {
+        (0..8).for_each(|_| bench.send(b"head", 1000).unwrap());
+        let held = RefCell::new(Vec::new());
+        let count = std::cell::Cell::new(0);
+        bench.exchange(|packet| {
+            let data = packet.len() > 1000 && Hello::decode(packet).is_none();
+            count.set(count.get() + u32::from(data));
+            let late = data && [1, 3, 4].contains(&count.get());
+            held.borrow_mut().extend(late.then(|| packet.to_vec()));
+            !late
+        });
+        assert_eq!(held.borrow().len(), 3);
+        let timeouts = bench.a.machine.counts().timeouts;
+        while bench.a.machine.counts().timeouts == timeouts {
+            bench.wait(MS);
+        }
+        for packet in held.take() {
+            let End2 { machine, heard, .. } = &mut bench.b;
+            machine.on_datagram(bench.now, &bench.a.address, &packet, Condition::default(), heard);
+        }
+        // The repetitions are under way when the answer comes.
+        let Bench { a, b, now } = &mut bench;
+        a.machine.poll_transmit(*now, &mut a.wire);
+        b.machine.acknowledge_all();
+        b.machine.poll_transmit(*now, &mut b.wire);
+        for answer in std::mem::take(&mut b.wire.packets) {
+            a.machine.on_datagram(*now, &b.address, &answer, Condition::default(), &mut a.heard);
+        }
+        assert_eq!(a.machine.unacknowledged(), 0);
+        for _ in 0..20 {
+            bench.exchange(|_| true);
+            bench.wait(MS);
+        }
+    }
+    assert!(limit(&mut bench) >= before, "{} {before}", limit(&mut bench));
+}
+
 #[test]
 fn strangers_are_not_heard() {
     let mut bench = Bench::new();

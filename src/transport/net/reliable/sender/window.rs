@@ -30,26 +30,31 @@ pub(crate) struct Outgoing {
     pub(crate) stage: Stage,
     /// It was declared lost because of a timeout, not because later packets have arrived.
     pub(super) overdue: bool,
+    /// Congestion control counts it as lost.
+    counted: bool,
 }
 
 impl Outgoing {
+    /// It is to be sent again: see the fields.
+    fn lose(&mut self, overdue: bool, counted: bool) {
+        (self.stage, self.overdue, self.counted) = (Stage::Lost, overdue, counted);
+    }
+
     /// This transmission of it is in flight.
     fn is_under_way(&self, transmission: u64) -> bool {
         self.stage == Stage::InFlight && self.transmission == transmission
     }
 
-    /// It was sent again after a timeout although it had arrived: see [`Self::was_late`].
+    /// It was sent again after a timeout although it had arrived: see [`Self::was_delayed`].
     pub(super) fn was_early(&self, echo: Option<u64>) -> bool {
         self.overdue && echo.is_some_and(|echo| self.transmission > echo)
     }
 
-    /// It was declared lost because later packets had arrived, and has arrived after all: it was reordered. If its last
-    /// transmission is after `echo`, the highest one that can have arrived, then an earlier one has arrived and the
-    /// retransmission was unnecessary.
-    pub(super) fn was_late(&self, echo: Option<u64>) -> bool {
+    /// It was counted as lost, and has arrived after all. If its last transmission is after `echo`, the highest one that
+    /// can have arrived, then an earlier one has arrived and the retransmission was unnecessary.
+    fn was_delayed(&self, echo: Option<u64>) -> bool {
         let again = echo.is_some_and(|echo| self.transmission > echo);
-        let counted = self.stage == Stage::Lost || self.stage == Stage::InFlight && again;
-        counted && !self.overdue
+        self.counted && (self.stage == Stage::Lost || self.stage == Stage::InFlight && again)
     }
 }
 
@@ -78,7 +83,9 @@ pub(crate) struct Window {
 pub(super) struct News {
     /// Packets that have arrived.
     pub(super) arrived: u32,
-    /// Of those, packets that were declared lost: see [`Outgoing::was_late`].
+    /// Of those, packets that were counted as lost: see [`Outgoing::was_delayed`].
+    pub(super) delayed: u32,
+    /// Of those, packets that were declared lost because later ones had arrived: they were reordered.
     pub(super) late: u32,
     /// One was sent again too early: when it had been sent before, nanoseconds.
     pub(super) asked_at: Option<u64>,
@@ -91,7 +98,10 @@ impl News {
     fn count(&mut self, packet: &Outgoing, echo: Option<u64>) -> u32 {
         let under_way = packet.stage == Stage::InFlight;
         self.arrived += 1;
-        self.late += u32::from(packet.was_late(echo));
+        if packet.was_delayed(echo) {
+            self.delayed += 1;
+            self.late += u32::from(!packet.overdue);
+        }
         if under_way && Some(packet.transmission) == echo {
             self.sent_at = Some(packet.sent_at);
         }
@@ -136,8 +146,9 @@ impl Window {
     /// Adds a packet that has already left as the next transmission; no other packet waits.
     pub(super) fn push_sent(&mut self, bytes: Buffer, now: u64) {
         let (transmission, stage) = (self.transmission, Stage::InFlight);
+        let (sent_at, before_at) = (now, now);
         let packet =
-            Outgoing { bytes, transmission, sent_at: now, before_at: now, stage, overdue: false };
+            Outgoing { bytes, transmission, sent_at, before_at, stage, ..Outgoing::default() };
         self.packets.push_back(packet);
         self.transmissions.push_back((transmission, self.unsent));
         self.unsent += 1;
@@ -243,7 +254,7 @@ impl Window {
         let Some(first) = self.packets.front_mut().filter(|p| p.stage == Stage::InFlight) else {
             return;
         };
-        (first.stage, first.overdue) = (Stage::Lost, true);
+        first.lose(true, false);
         self.in_flight = self.in_flight.saturating_sub(1);
         self.lost.push_front(self.base);
     }
@@ -253,7 +264,7 @@ impl Window {
         self.lost.clear();
         for (psn, packet) in (self.base..).zip(&mut self.packets) {
             if matches!(packet.stage, Stage::InFlight | Stage::Lost) {
-                (packet.stage, packet.overdue) = (Stage::Lost, true);
+                packet.lose(true, false);
                 self.lost.push_back(psn);
             }
         }
@@ -283,13 +294,14 @@ impl Window {
     }
 
     /// The oldest transmission with unknown fate is lost if it is older than `before`, and is then forgotten; `overdue`:
-    /// because of a timeout. Returns whether its packet must be sent again; `None`: the transmission is not older.
+    /// because of a timeout. Returns whether its packet must be sent again, which the caller has congestion control count;
+    /// `None`: the transmission is not older.
     pub(super) fn lose_oldest(&mut self, before: u64, overdue: bool) -> Option<bool> {
         let (transmission, psn) = *self.transmissions.front().filter(|(t, _)| *t < before)?;
         self.transmissions.pop_front();
         let under_way = |p: &&mut Outgoing| p.is_under_way(transmission);
         let Some(packet) = self.packet(psn).filter(under_way) else { return Some(false) };
-        (packet.stage, packet.overdue) = (Stage::Lost, overdue);
+        packet.lose(overdue, true);
         self.in_flight -= 1;
         self.lost.push_back(psn);
         Some(true)
@@ -402,7 +414,7 @@ mod tests {
             (None, (10, false), 2)
         );
         let news = acknowledge(&mut window, 11, 0, 14);
-        assert_eq!((news.arrived, news.late), (1, 1));
+        assert_eq!((news.arrived, news.delayed, news.late), (1, 1, 1));
         window.forget_arrived();
         assert_eq!(window.next(), (14, true));
     }
