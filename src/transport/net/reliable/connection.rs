@@ -14,7 +14,7 @@ use super::packet::{DATAGRAM_LEAST, DATAGRAM_START, Hello, HelloKind, VERSION, V
 use super::receiver::Receiver;
 use super::sender::{SUSPICION, Sender};
 use super::shared::Shared;
-use super::timers::Entry;
+use super::timers::{Entry, NEVER};
 use crate::sys::Errno;
 use crate::telemetry::trace::{self, About, Kind};
 use crate::telemetry::{log, ranks};
@@ -31,6 +31,10 @@ const GREETING_NS: u64 = 20_000_000;
 /// A process of this host answers when it has a processor: it is waited for as long as a dozen others may have it before
 /// it does, nanoseconds. Packets between processes of one host are lost only where a socket is full, which is rare.
 const TURN_NS: u64 = 100_000_000;
+/// How long a connection rests that the link has refused alone, nanoseconds; each further time in a row it rests twice as
+/// long, up to `REST_DOUBLED` times. The peer's packets may be refused for seconds: see `refusals`.
+const REST_NS: u64 = 1_000_000;
+const REST_DOUBLED: u8 = 8;
 /// Most connections whose peer has not yet proven that it is there.
 pub(super) const HALF_OPEN_MAX: usize = 4096;
 
@@ -61,8 +65,10 @@ pub(super) struct Connection {
     pub(super) known: bool,
     /// It is in the queue of connections that have something to send.
     pub(super) queued: bool,
-    /// The link has refused it alone: nothing is given to the link before that time, nanoseconds.
-    pub(super) rests_until: u64,
+    /// The link has refused it alone so many times in a row.
+    rests: u8,
+    /// It is not in that queue before this time, nanoseconds, because it was refused alone; [`NEVER`]: it may be.
+    rests_until: u64,
     pub(super) timer: Entry,
     pub(super) handshake: Handshake,
     pub(super) path: Path,
@@ -92,7 +98,8 @@ impl Connection {
             id: 0,
             known: phase == Phase::Greeting,
             queued: false,
-            rests_until: 0,
+            rests: 0,
+            rests_until: NEVER,
             timer: Entry::default(),
             handshake: Handshake::new(phase, shared.random()),
             path: Path::new(shared.settings.datagram_max.min(DATAGRAM_START)),
@@ -185,10 +192,27 @@ impl Connection {
         Mark { connection: self.id, psn: self.sender.window.base as u32 }
     }
 
+    /// It belongs in the queue of connections that have something to send, and is not there.
+    pub(super) fn is_to_queue(&self) -> bool {
+        !self.queued && self.rests_until == NEVER && self.wants_to_send()
+    }
+
+    /// The link has taken nothing, and takes packets to others.
+    #[cold]
+    pub(super) fn rest(&mut self, now: u64) {
+        self.rests_until = now.saturating_add(REST_NS << self.rests);
+        self.rests = (self.rests + 1).min(REST_DOUBLED);
+    }
+
+    /// The link has taken something.
+    pub(super) fn note_left(&mut self) {
+        self.rests = 0;
+    }
+
     /// When [`Self::on_deadline`] must be called next.
     pub(super) fn deadline(&self) -> u64 {
-        let acknowledgement = self.receiver.acknowledgement.at;
-        acknowledgement.min(self.sender.timeout.at).min(self.liveness.look_at).min(self.path.due())
+        let own = self.receiver.acknowledgement.at.min(self.rests_until);
+        own.min(self.sender.timeout.at).min(self.liveness.look_at).min(self.path.due())
     }
 
     /// A deadline has come.
@@ -198,6 +222,9 @@ impl Connection {
         now: u64,
         sink: &impl Sink,
     ) -> Option<End> {
+        if self.rests_until <= now {
+            self.rests_until = NEVER;
+        }
         self.receiver.on_deadline(now, shared.back_at);
         if self.sender.timeout.at <= now {
             self.retry(shared, now);

@@ -59,8 +59,6 @@ const PROMPT_NS: u64 = 100_000;
 
 /// At most so many connections are refused alone in a poll.
 const REFUSED_MAX: usize = 8;
-/// How long one of them rests, nanoseconds.
-const REST_NS: u64 = 5_000_000;
 
 /// The state machine of one endpoint: see the module.
 #[derive(Debug)]
@@ -190,7 +188,7 @@ impl Reliable {
     fn settle(&mut self, place: u32) {
         let Some(c) = self.table.at(place) else { return };
         self.timers.set(place, c.deadline(), &mut c.timer);
-        if !c.queued && c.wants_to_send() {
+        if c.is_to_queue() {
             c.queued = true;
             self.ready.push_back(place);
         }
@@ -359,7 +357,7 @@ impl Reliable {
             }
             Some(Pushed::Blocked | Pushed::Partly) => {
                 c.coalescer.on_left(clock);
-                self.blocked = pushed == Some(Pushed::Blocked);
+                self.blocked = pushed == Some(Pushed::Blocked) && link.is_full();
                 self.settle(place);
             }
         }
@@ -451,21 +449,13 @@ impl Reliable {
         for _ in 0..self.ready.len() {
             let Some(place) = self.ready.pop_front() else { break };
             let Some(c) = self.table.at(place) else { continue };
-            if now < c.rests_until {
-                self.ready.push_back(place);
-                continue;
-            }
             c.queued = false;
             let mut turn = Turn { shared: &mut self.shared, link, now, sent: 0 };
             let all = c.transmit(&mut turn);
             let sent = turn.sent;
             n += sent;
-            self.timers.set(place, c.deadline(), &mut c.timer);
-            if c.wants_to_send() {
-                c.queued = true;
-                self.ready.push_back(place);
-            }
             if sent > 0 {
+                c.note_left();
                 self.refusals.on_sent(c.id);
             } else if let Some(ns) = if all { None } else { self.refusals.on_refused(c.id, now) } {
                 link.note_refusals(&c.address, ns);
@@ -473,8 +463,13 @@ impl Reliable {
             // A link that is full refuses every peer. One may also be refused alone: see `refusals`.
             self.blocked = !all && (sent > 0 || link.is_full());
             if !all && !self.blocked {
-                c.rests_until = now.saturating_add(REST_NS);
+                c.rest(now);
                 refused += 1;
+            }
+            self.timers.set(place, c.deadline(), &mut c.timer);
+            if c.is_to_queue() {
+                c.queued = true;
+                self.ready.push_back(place);
             }
             if self.blocked || refused == REFUSED_MAX {
                 break;
