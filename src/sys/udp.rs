@@ -7,6 +7,7 @@ mod errors;
 mod headers;
 mod receive;
 mod send;
+mod splitting;
 #[cfg(test)]
 mod tests;
 
@@ -17,6 +18,7 @@ pub(crate) use receive::Losses;
 use super::errno::{Errno, Result, check};
 use super::net::socket_addr_to_bytes;
 use control::SO_RXQ_OVFL;
+use splitting::Splitting;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -31,8 +33,7 @@ const ECT_0: libc::c_int = 2;
 #[derive(Debug)]
 pub(crate) struct UdpPort {
     socket: Arc<UdpSocket>,
-    /// The kernel splits a message into datagrams.
-    gso: bool,
+    splitting: Splitting,
     /// The kernel may join datagrams into one message.
     gro: bool,
     /// Every datagram is sent with ECT(0), and marks of received datagrams are visible.
@@ -70,7 +71,7 @@ impl UdpPort {
         let small = (buffer < 2 * BUFFER_WANTED).then_some(buffer.unsigned_abs() / 2);
         Ok(Self {
             socket: Arc::new(UdpSocket::from(fd)),
-            gso,
+            splitting: Splitting::new(gso),
             gro,
             ecn,
             errors_pending: false,
@@ -135,9 +136,9 @@ impl UdpPort {
         len.ok().and_then(|len| usize::try_from(len).ok()).unwrap_or(0)
     }
 
-    /// Whether the kernel splits messages into datagrams. Becomes false for good when a device cannot.
+    /// Whether the kernel splits messages into datagrams. False for a while after a device could not.
     pub(crate) fn gso(&self) -> bool {
-        self.gso
+        self.splitting.is_on()
     }
 
     /// Whether the kernel joins datagrams.
@@ -196,7 +197,7 @@ impl UdpPort {
 
     #[cfg(test)]
     fn without_gso(mut self) -> Self {
-        self.gso = false;
+        self.splitting = Splitting::new(false);
         self
     }
 }

@@ -24,22 +24,27 @@ impl UdpPort {
         to: &Destination,
         packets: &[IoSlice<'_>],
     ) -> Result<usize> {
+        let split = packets.len() > 1 && self.splitting.for_batch();
         let taken = match packets {
             [] => return Ok(0),
             [packet] => self.retried(|port| port.send_one(to, packet)),
-            _ => self.retried(|port| port.send_messages(to, packets, port.gso)),
+            _ => self.retried(|port| port.send_messages(to, packets, split)),
         };
         let refused = match taken {
-            Ok(n) => return Ok(n),
+            Ok(n) => {
+                if split {
+                    self.splitting.on_split();
+                }
+                return Ok(n);
+            }
             Err(e) if is_no_room(e) => return self.no_room(e),
-            Err(e) if packets.len() == 1 || !self.gso => return Err(e),
+            Err(e) if !split => return Err(e),
             Err(e) => e,
         };
-        // A message of several datagrams was refused, perhaps for being split: a device may be unable to
-        // split, or may have lost the checksum offload that splitting needs.
+        // A message of several datagrams was refused, perhaps for being split.
         let plain = self.retried(|port| port.send_messages(to, packets, false));
         if plain.is_ok() && matches!(refused.0, libc::EIO | libc::EINVAL) {
-            self.gso = false;
+            self.splitting.on_refused();
         }
         plain.or_else(|e| if is_no_room(e) { self.no_room(e) } else { Err(e) })
     }

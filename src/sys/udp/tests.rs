@@ -190,7 +190,26 @@ fn a_device_that_cannot_cut_gets_datagrams_one_by_one() {
     let packets = packets(100, 500, 20);
     assert_eq!(exchange(&mut a, &mut b, &packets), packets);
     assert!(!a.gso());
+    // It is tried again, ever more rarely.
+    let there = to(&b);
+    let mut exchange_until = |a: &mut UdpPort, gso| {
+        let both = [IoSlice::new(b"one"), IoSlice::new(b"two")];
+        let batches =
+            (0..1000).take_while(|_| a.gso() != gso && a.send_batch(&there, &both) == Ok(2));
+        let batches = batches.count();
+        assert!(receive(&mut b, 2 * batches).len() == 2 * batches);
+        batches
+    };
+    let pauses = [(); 3].map(|()| {
+        let batches = exchange_until(&mut a, true);
+        assert_eq!(exchange_until(&mut a, false), 1);
+        batches
+    });
+    assert!(pauses[0] > 0 && pauses[1..] == [32, 64], "{pauses:?}");
+    set(a.fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 0).unwrap();
+    assert_eq!(exchange_until(&mut a, true), 128);
     assert_eq!(exchange(&mut a, &mut b, &packets), packets);
+    assert!(a.gso(), "the device can, now");
     // An address without a receiver is no reason to stop splitting.
     let (mut a, _) = pair(&"127.0.0.1:0".parse().unwrap());
     let (gso, nowhere) = (a.gso(), Destination::new(&"127.0.0.1:0".parse().unwrap()));
@@ -280,7 +299,7 @@ fn costs() {
             );
         }
         for (gso, gro) in [(true, true), (true, false), (false, true), (false, false)] {
-            a.gso = gso;
+            a.splitting = Splitting::new(gso);
             set(b.fd(), libc::SOL_UDP, libc::UDP_GRO, i32::from(gro)).unwrap();
             let packet = vec![1; 1472];
             let slices = vec![IoSlice::new(&packet); 64];
