@@ -167,6 +167,11 @@ impl UdpPort {
         self.lacks_buffers
     }
 
+    /// What was refused last does not matter any more.
+    pub(crate) fn forget_refusals(&mut self) {
+        self.lacks_buffers = false;
+    }
+
     /// From now on datagrams that are too long for their path are fragmented (ip(7), ipv6(7)): with IPv4 by
     /// routers too, with IPv6 by this host alone, if a router has told it the path's MTU. Errors: none on
     /// a kernel that has these options.

@@ -117,6 +117,18 @@ impl UdpLink {
         losses.overflowed.wrapping_add(losses.truncated)
     }
 
+    /// Another link than this one has no room now.
+    #[cold]
+    pub(crate) fn forget_refusals(&mut self) {
+        self.port.forget_refusals();
+    }
+
+    /// As if the kernel had refused a datagram with ENOBUFS.
+    #[cfg(test)]
+    pub(crate) fn take_no_buffers(&mut self) {
+        self.port.take_no_buffers();
+    }
+
     fn refuse(&mut self, to: &Address, errno: Errno) {
         self.counts.refused += 1;
         log::limited!(cause: errno.0, "the system does not send to {to}: {errno}");

@@ -429,7 +429,7 @@ impl Link for HybridLink {
                 None => self.udp.send(to, packets),
             };
         }
-        match rdma.send(to, packets) {
+        let taken = match rdma.send(to, packets) {
             Some(taken) => taken,
             // Over UDP their tags would be invalid. The next attempt calls `is_sound` again.
             None if first.get(1).is_some_and(|flags| flags & HEADER_ONLY != 0) => 0,
@@ -437,9 +437,13 @@ impl Link for HybridLink {
                 if first.len() > self.udp.datagram_max() {
                     self.udp.fragment();
                 }
-                self.udp.send(to, packets)
+                return self.udp.send(to, packets);
             }
+        };
+        if taken < packets.len() {
+            self.udp.forget_refusals();
         }
+        taken
     }
 
     #[inline]

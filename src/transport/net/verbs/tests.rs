@@ -8,6 +8,8 @@ use super::*;
 use crate::sys::net::interfaces;
 use crate::transport::address::LocalHost;
 use crate::transport::net::LANE;
+use crate::transport::net::link::Link;
+use crate::transport::net::reliable::packet::HEADER_ONLY;
 use crate::transport::net::udp::UdpLink;
 use crate::transport::net::verbs::config::NicName;
 use crate::transport::net::{Net, NetSettings};
@@ -15,6 +17,7 @@ use crate::transport::peers::PeerTable;
 use crate::transport::{
     Departure, Handler, LaneId, Messages, Mode, OneSided, PeerId, RemoteKey, SendError, Transport,
 };
+use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -163,6 +166,19 @@ fn a_fast_port_has_more_slots_to_receive() {
     for (gbps, slots) in [(0, 1024), (25, 1024), (100, 4096), (400, 4096)] {
         assert_eq!(working_slots(&port(gbps * 1_000_000_000)), (256, slots), "{gbps}");
     }
+}
+
+/// That the kernel has refused one peer does not say that the device's queue, which is full, is to one peer only.
+#[test]
+fn what_the_device_has_no_room_for_waits_for_no_single_peer() {
+    let mut udp = UdpLink::open(&SocketAddr::from(([127, 0, 0, 1], 0)), None).unwrap();
+    udp.take_no_buffers();
+    let mut link = HybridLink::new(udp, Some(Box::new(Rdma::connecting())));
+    assert!(!link.is_full());
+    let to = Address(SocketAddr::from(([127, 0, 0, 1], 1)));
+    let packet = [0, HEADER_ONLY, 0, 0, 0];
+    assert_eq!(link.send(&to, &[IoSlice::new(&packet)]), 0, "its path is not open any more");
+    assert!(link.is_full());
 }
 
 #[test]
