@@ -1,12 +1,13 @@
 //! What the engine knows of its peers.
 
 use super::{Cause, Host, UNKNOWN_SOURCE};
+use crate::sys::numbers::NumberMap;
 use crate::transport::{Address, PeerId};
 
 /// Passes without a fragment from a sender that has sent some, after which it is taken to send none.
 const PATIENCE: u64 = 64;
 
-/// The peer is listed in [`Peers::dead`].
+/// The peer is one of [`Peers::dead`].
 const DEAD: u32 = 1 << 31;
 /// The host is told of each message.
 const TRACED: u32 = 1 << 30;
@@ -63,12 +64,55 @@ impl PeerState {
     }
 }
 
+/// Peers that died and have not been heard of since. A server that runs for months may have many.
+#[derive(Debug, Default)]
+struct Dead {
+    /// The error and cause of operations on them.
+    errors: NumberMap<PeerId, (i32, Cause)>,
+    /// By index in the address book at `epoch`; beside them there may be peers that have changed since.
+    by_source: NumberMap<u64, PeerId>,
+    epoch: u64,
+    /// Those that are not in `by_source` yet.
+    new: Vec<PeerId>,
+}
+
+impl Dead {
+    /// Begins anew where the address book has changed.
+    fn follow(&mut self, epoch: u64) {
+        if self.epoch != epoch {
+            self.epoch = epoch;
+            self.by_source.clear();
+            self.new = self.errors.keys().copied().collect();
+        }
+    }
+
+    fn insert(&mut self, peer: PeerId, error: (i32, Cause)) {
+        self.errors.insert(peer, error);
+        self.on_change(peer);
+    }
+
+    /// `peer` has died, or has another address.
+    fn on_change(&mut self, peer: PeerId) {
+        self.new.push(peer);
+        if self.new.len() > 2 * self.errors.len() {
+            // Nobody has asked for long.
+            self.new = self.errors.keys().copied().collect();
+        }
+    }
+
+    fn remove(&mut self, peer: PeerId) {
+        self.errors.remove(&peer);
+        if self.errors.is_empty() {
+            *self = Self::default();
+        }
+    }
+}
+
 /// All peers of an endpoint.
 #[derive(Debug)]
 pub(super) struct Peers {
     list: Vec<PeerState>,
-    /// Peers that died and have not been heard of since, with the error and cause of operations on them.
-    dead: Vec<(PeerId, (i32, Cause))>,
+    dead: Dead,
     /// One more than the number of passes in which a receive waited for bytes.
     turn: u64,
     /// The bars of a new peer.
@@ -77,7 +121,8 @@ pub(super) struct Peers {
 
 impl Peers {
     pub(super) fn new(traced: bool) -> Self {
-        Self { list: Vec::new(), dead: Vec::new(), turn: 1, bars: if traced { TRACED } else { 0 } }
+        let bars = if traced { TRACED } else { 0 };
+        Self { list: Vec::new(), dead: Dead::default(), turn: 1, bars }
     }
 
     /// The record of `peer`, if there is one.
@@ -109,6 +154,9 @@ impl Peers {
         if let Some(state) = self.of(peer) {
             state.address = Some(*address);
             state.epoch = u64::MAX;
+            if state.bars & DEAD != 0 {
+                self.dead.on_change(peer);
+            }
         }
     }
 
@@ -117,14 +165,14 @@ impl Peers {
     pub(super) fn mark_alive(&mut self, peer: PeerId) {
         if let Some(state) = self.list.get_mut(peer.index()).filter(|s| s.bars & DEAD != 0) {
             state.bars &= !DEAD;
-            self.dead.retain(|(dead, _)| *dead != peer);
+            self.dead.remove(peer);
         }
     }
 
     /// The peer at this address is alive, as another endpoint has found out.
     pub(super) fn revive(&mut self, address: &Address) {
         let is_there = |peer: PeerId| self.get(peer).is_some_and(|s| s.address == Some(*address));
-        let found = self.dead.iter().map(|(peer, _)| *peer).find(|peer| is_there(*peer));
+        let found = self.dead.errors.keys().copied().find(|peer| is_there(*peer));
         found.into_iter().for_each(|peer| self.mark_alive(peer));
     }
 
@@ -133,7 +181,7 @@ impl Peers {
         self.mark_alive(peer);
         if let Some(state) = self.of(peer) {
             state.bars |= DEAD;
-            self.dead.push((peer, error));
+            self.dead.insert(peer, error);
         }
     }
 
@@ -145,16 +193,22 @@ impl Peers {
     /// Whether some peer did.
     #[inline(always)]
     pub(super) fn has_dead(&self) -> bool {
-        !self.dead.is_empty()
+        !self.dead.errors.is_empty()
     }
 
     /// The error and cause of a receive from `source` if that is a dead peer.
     #[inline(never)]
     pub(super) fn hopeless(&mut self, source: u64, host: &impl Host) -> Option<(i32, Cause)> {
-        (0..self.dead.len()).find_map(|at| {
-            let (peer, error) = *self.dead.get(at)?;
-            (self.source(peer, host) == source).then_some(error)
-        })
+        self.dead.follow(host.book_epoch());
+        while let Some(peer) = self.dead.new.pop() {
+            let source = self.source(peer, host);
+            if source != UNKNOWN_SOURCE {
+                self.dead.by_source.insert(source, peer);
+            }
+        }
+        let peer = *self.dead.by_source.get(&source)?;
+        let error = *self.dead.errors.get(&peer)?;
+        (self.source(peer, host) == source).then_some(error)
     }
 
     pub(super) fn count_outstanding(&mut self, peer: PeerId, by: i32) {

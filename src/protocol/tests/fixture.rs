@@ -12,6 +12,7 @@ use crate::protocol::{
 use crate::sys::cma::Range;
 use crate::transport::loopback::Loopback;
 use crate::transport::{Address, PeerId};
+use std::cell::Cell;
 use std::collections::HashMap;
 
 /// The index of the endpoint at `slot` in the address book.
@@ -44,6 +45,8 @@ pub(super) struct TestHost {
     pub(super) joined: Vec<(u64, Result<(), i32>)>,
     book: HashMap<Address, u64>,
     epoch: u64,
+    /// How often it was asked whether the book has changed.
+    pub(super) asked: Cell<usize>,
 }
 
 impl TestHost {
@@ -57,6 +60,7 @@ impl TestHost {
             joined: Vec::new(),
             book: HashMap::new(),
             epoch: 0,
+            asked: Cell::new(0),
         }
     }
 
@@ -93,6 +97,7 @@ impl Host for TestHost {
     }
 
     fn book_epoch(&self) -> u64 {
+        self.asked.set(self.asked.get() + 1);
         self.epoch
     }
 

@@ -8,6 +8,7 @@ mod alone;
 mod atomic;
 mod collectives;
 mod contexts;
+mod dead_peers;
 mod departures;
 mod device_failures;
 mod eager;
