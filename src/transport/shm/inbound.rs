@@ -420,9 +420,11 @@ mod tests {
     use super::super::fixture::Heard::Message;
     use super::super::fixture::{Deaf, Ears, End, end};
     use super::*;
+    use crate::patience;
     use crate::transport::shm::config::CmaPolicy;
     use crate::transport::shm::watching::LIVENESS_NS;
     use crate::transport::{Messages, Mode, Transport};
+    use std::time::Instant;
 
     const MANY: usize = FEW + 4;
 
@@ -431,7 +433,12 @@ mod tests {
         let link = |_| {
             let mut other = end(CmaPolicy::Off);
             let peer = other.connect(here);
-            here.turn(&mut Deaf);
+            // A reply that cannot have its descriptor now is sent in a later turn: see `in_flight`.
+            let (links, begun) = (here.shm.inbound.len(), Instant::now());
+            while here.shm.inbound.len() == links {
+                here.turn(&mut Deaf);
+                assert!(begun.elapsed() < patience::seconds(20), "no link");
+            }
             other.turn(&mut Deaf);
             (other, peer)
         };
