@@ -12,7 +12,7 @@ use super::interface::Sink;
 use super::lateness::Host;
 use super::packet::{DATAGRAM_LEAST, DATAGRAM_START, Hello, HelloKind, VERSION, VERSION_MIN};
 use super::receiver::Receiver;
-use super::sender::{SUSPICION, Sender};
+use super::sender::{SILENCE, SUSPICION, Sender};
 use super::shared::Shared;
 use super::timers::{Entry, NEVER};
 use crate::sys::Errno;
@@ -265,15 +265,21 @@ impl Connection {
                     // connection is the current one.
                     self.handshake.hellos |= INIT;
                 }
-                if self.sender.timeout.attempts >= SUSPICION {
+                let attempts = self.sender.timeout.attempts;
+                let waits = attempts > SILENCE && self.liveness.is_unanswered();
+                if attempts >= SUSPICION {
                     self.handshake.hellos |= INIT | DOUBT;
+                    self.liveness.note_init(shared.patience);
                 }
-                self.sender.send_again();
+                if !waits {
+                    self.sender.send_again();
+                }
                 self.path.ask(self.front(), &mut self.handshake.hellos);
                 self.sender.restart(now);
                 return;
             }
         }
+        self.liveness.note_init(shared.patience);
         self.wait_for_greeting(shared, now);
     }
 

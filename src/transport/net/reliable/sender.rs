@@ -13,8 +13,8 @@ use super::timers::NEVER;
 use crate::sys::packets::Buffer;
 use loss::Loss;
 use std::ops::Range;
-pub(super) use timeout::SUSPICION;
-use timeout::{SILENCE, Timeout};
+use timeout::Timeout;
+pub(super) use timeout::{SILENCE, SUSPICION};
 pub(super) use window::Stage;
 use window::{News, Window};
 

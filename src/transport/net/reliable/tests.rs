@@ -932,6 +932,36 @@ fn a_silent_peer_is_dead_in_time() {
     assert!(bench.a.machine.counts().retransmitted < 30);
 }
 
+/// The kernel keeps what is sent to a host that does not answer ARP, in the buffer that all peers share.
+#[test]
+fn a_host_that_is_down_gets_one_short_packet_in_a_second() {
+    for met in [true, false] {
+        let mut bench = if met { Bench::probed() } else { Bench::new() };
+        (0..20).for_each(|_| _ = bench.send(b"x", 1400));
+        bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
+        let pass = |bench: &mut Bench, ms: u64| {
+            bench.a.wire.packets.clear();
+            for _ in 0..ms {
+                bench.wait(MS);
+                bench.a.machine.poll_transmit(bench.now, &mut bench.a.wire);
+            }
+            bench.a.wire.packets.iter().map(|p| Hello::decode(p).is_some()).collect::<Vec<_>>()
+        };
+        pass(&mut bench, 2_500);
+        let sent = pass(&mut bench, 6_000);
+        let inits = sent.iter().all(|is_init| *is_init);
+        assert!((4..=8).contains(&sent.len()) && inits, "{met}: {sent:?}");
+        // It is back: its first answer ends the wait.
+        let mut ms = 0;
+        while bench.b.heard.messages.len() < 20 && ms < 1_300 {
+            bench.exchange(|_| true);
+            bench.wait(MS);
+            ms += 1;
+        }
+        assert!(bench.b.heard.messages.len() == 20, "{met}: {}", bench.b.heard.messages.len());
+    }
+}
+
 #[test]
 fn an_application_that_cannot_be_asked_still_waits_for_its_peer() {
     // What the application says when it polls, which is between looks that cannot ask it.

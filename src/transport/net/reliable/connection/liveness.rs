@@ -10,6 +10,11 @@ use super::handshake::{DOUBT, INIT};
 /// Time between two checks of a silent peer that owes something, and of any other, nanoseconds.
 const OWED_LOOK_NS: u64 = 500_000_000;
 const IDLE_LOOK_NS: u64 = 5_000_000_000;
+/// Time between two INITs to a silent peer, nanoseconds. While its host does not answer ARP, the kernel keeps what is sent
+/// there for three seconds (arp(7), unres_qlen_bytes), in the send buffer that packets to all other peers need too.
+const SILENT_NS: u64 = 1_000_000_000;
+/// A peer that does not answer INITs gets a packet with data after so many of them.
+const DATA_EVERY: u8 = 16;
 /// Time between two checks of a peer that has not yet proven that it is there, nanoseconds.
 const HALF_OPEN_LOOK_NS: u64 = 2_000_000_000;
 /// Time between two INITs to a peer that the network says is not there, nanoseconds. After `QUESTIONS` of them the time
@@ -34,6 +39,9 @@ pub(crate) struct Liveness {
     owed: bool,
     /// It has not said so since the peer was last looked at.
     unasked: bool,
+    /// When it was last sent an INIT because of its silence, by the same clock, and how often it was.
+    questioned: u64,
+    inits: u8,
     /// A long wait for its first answer was told.
     reported: bool,
     /// INITs that were refused since the peer was last heard, and when the first one was, nanoseconds.
@@ -59,6 +67,18 @@ impl Liveness {
         self.heard_at = patience;
         self.refusals = 0;
         self.questions = 0;
+    }
+
+    /// The peer is silent, and is sent an INIT.
+    pub(super) fn note_init(&mut self, patience: u64) {
+        self.questioned = patience;
+        self.inits = self.inits.wrapping_add(1);
+    }
+
+    /// The peer has not been heard since it was last sent such an INIT: there is no use in sending it more than the next
+    /// one. If it answers, data follows. False now and then, for a peer that cannot answer.
+    pub(super) fn is_unanswered(&self) -> bool {
+        self.heard_at < self.questioned && self.inits % DATA_EVERY != 0
     }
 
     /// The peer owes something from now on.
@@ -117,8 +137,11 @@ impl Liveness {
         self.owed_since = self.owed_since.min(patience);
         let silent = patience - self.heard_at.max(self.owed_since).min(patience);
         let every = OWED_LOOK_NS.min(timeout / 8).max(1_000_000);
-        if silent >= every {
+        let pause = SILENT_NS.min(timeout / 8);
+        let asked = self.heard_at < self.questioned && patience < self.questioned + pause;
+        if silent >= every && !asked {
             *hellos |= INIT | DOUBT;
+            self.note_init(patience);
         }
         self.look_at = now + every;
         silent < timeout

@@ -7,7 +7,7 @@ const RETRY_MAX_NS: u64 = 1_000_000_000;
 /// Timeouts in a row after which all packets in flight count as lost, and after which this side asks whether the
 /// connection still exists. A peer that shares its core with other processes may be silent for some of them without
 /// having lost anything.
-pub(super) const SILENCE: u8 = 7;
+pub(crate) const SILENCE: u8 = 7;
 pub(crate) const SUSPICION: u8 = 5;
 
 /// The retransmission timeout of one connection.
