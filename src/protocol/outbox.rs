@@ -2,6 +2,7 @@
 
 use super::packet::Packet;
 use crate::sys::Errno;
+use crate::sys::numbers::NumberSet;
 use crate::transport::{Iface, Mode, PeerId, SendError};
 use std::collections::VecDeque;
 
@@ -74,7 +75,7 @@ pub(super) type Failed = (PeerId, Packet, Errno);
 /// Sends replies in order for each peer. They may be coalesced with others until the next `flush`.
 fn send_all(replies: &mut Replies, iface: &mut impl Iface, failed: &mut Vec<Failed>) -> usize {
     let mut n = 0;
-    let mut full: Vec<PeerId> = Vec::new();
+    let mut full: NumberSet<PeerId> = NumberSet::default();
     for _ in 0..replies.len() {
         let Some((peer, packet)) = replies.pop_front() else { break };
         let sent = match full.contains(&peer) {
@@ -85,7 +86,7 @@ fn send_all(replies: &mut Replies, iface: &mut impl Iface, failed: &mut Vec<Fail
             Ok(()) => n += 1,
             // The peer needs this reply. Later there will be resources for it, or the peer departs.
             Err(None) => {
-                full.push(peer);
+                full.insert(peer);
                 replies.push_back((peer, packet));
             }
             Err(Some(errno)) => {

@@ -12,6 +12,7 @@ use super::state::{Core, Engine};
 use super::traffic::Carried;
 use super::{Cause, Host, OpError, Report};
 use crate::memory::{Buffers, Segment, SegmentList};
+use crate::sys::numbers::NumberSet;
 use crate::telemetry::trace::Kind;
 use crate::transport::{Iface, Mode, PeerId, Purpose, SendError};
 
@@ -335,7 +336,7 @@ impl<I: Iface> Engine<I> {
     /// Starts sends whose fence has opened, in order for each peer.
     pub(super) fn advance_deferred(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
-        let mut blocked: Vec<PeerId> = Vec::new();
+        let mut blocked: NumberSet<PeerId> = NumberSet::default();
         self.core.sends.deferred_starved = false;
         for _ in 0..self.core.sends.deferred.len() {
             let Some(deferred) = self.core.sends.deferred.pop_front() else { break };
@@ -352,7 +353,7 @@ impl<I: Iface> Engine<I> {
                     self.core.peers.count_deferred(peer, -1);
                 }
                 None => {
-                    blocked.push(peer);
+                    blocked.insert(peer);
                     self.core.sends.deferred.push_back(deferred);
                 }
             }

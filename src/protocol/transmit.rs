@@ -7,6 +7,7 @@ use super::schemes::fragments;
 use super::sends::{Pending, Sender};
 use super::state::{Core, Engine};
 use super::{Cause, Host};
+use crate::sys::numbers::NumberSet;
 use crate::telemetry::trace::Kind;
 use crate::transport::{Iface, Mark, PeerId, SendError};
 
@@ -62,7 +63,7 @@ impl<I: Iface> Engine<I> {
     pub(super) fn advance_writes(&mut self) -> usize {
         let Core { sends, outbox, counts, .. } = &mut self.core;
         let mut n = 0;
-        let mut full: Vec<PeerId> = Vec::new();
+        let mut full: NumberSet<PeerId> = NumberSet::default();
         for _ in 0..sends.due.len() {
             let Some(due) = sends.due.pop_front() else { break };
             let Some(Pending { message, scheme: Sender::Put(put) }) = sends.pending.get_mut(due.tx)
@@ -77,7 +78,7 @@ impl<I: Iface> Engine<I> {
             match put.write(&mut self.iface, message, &due, (&mut sends.wrote, counts)) {
                 Ok(()) => n += 1,
                 Err(SendError::Again) => {
-                    full.push(peer);
+                    full.insert(peer);
                     sends.due.push_back(due);
                 }
                 Err(SendError::Unreachable(_)) => {

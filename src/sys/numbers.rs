@@ -2,12 +2,15 @@
 
 #![forbid(unsafe_code)]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// A map by peer, queue pair, or an address or key of this process. Never use it for numbers that a peer chooses: it
 /// could choose them so that all collide.
 pub(crate) type NumberMap<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
+
+/// A set of such numbers.
+pub(crate) type NumberSet<K> = HashSet<K, BuildHasherDefault<NumberHasher>>;
 
 /// Hashes one number in a few instructions.
 #[derive(Clone, Copy, Default, Debug)]
@@ -40,7 +43,6 @@ impl Hasher for NumberHasher {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::HashSet;
 
     #[test]
     fn numbers_that_follow_each_other_are_far_apart() {

@@ -30,7 +30,9 @@ pub(crate) use remote_key::RemoteKey;
 pub(crate) use share::{Assisted, Share, Taken};
 
 /// A peer endpoint, numbered at first contact by the interface that talks to it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+#[derive(Clone, Copy, Eq, Hash, Debug, PartialOrd, Ord)]
+#[cfg_attr(not(test), derive(PartialEq))]
+#[cfg_attr(test, expect(clippy::derived_hash_with_manual_eq))]
 pub(crate) struct PeerId(pub(crate) u32);
 
 impl PeerId {
@@ -38,6 +40,33 @@ impl PeerId {
     pub(crate) fn index(self) -> usize {
         self.0 as usize
     }
+}
+
+/// Tests count how often this thread compares peers.
+#[cfg(test)]
+impl PartialEq for PeerId {
+    fn eq(&self, other: &Self) -> bool {
+        count_comparison();
+        self.0 == other.0
+    }
+}
+
+#[cfg(test)]
+fn count_comparison() {
+    COMPARISONS.set(COMPARISONS.get() + 1);
+}
+
+#[cfg(test)]
+thread_local! {
+    static COMPARISONS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// How many comparisons of peers it takes.
+#[cfg(test)]
+pub(crate) fn comparisons_of(what: impl FnOnce()) -> usize {
+    let before = COMPARISONS.get();
+    what();
+    COMPARISONS.get() - before
 }
 
 /// Longest active-message header, bytes. Every transport takes headers up to this length.

@@ -15,6 +15,7 @@ use super::state::{Core, Engine};
 use super::{Cause, Failure, Host, OpError, Report};
 use crate::memory::SegmentList;
 use crate::memory::atomic::Operation;
+use crate::sys::numbers::NumberSet;
 use crate::transport::{Iface, Mode, PeerId, SendError};
 pub(super) use groups::Collectives;
 use groups::{End, Group, Member, Outgoing, Running, completion};
@@ -330,7 +331,7 @@ impl<I: Iface> Engine<I> {
     fn flush_collectives(&mut self) -> usize {
         let mut n = 0;
         // The messages to one member stay in order.
-        let mut starved: Vec<PeerId> = Vec::new();
+        let mut starved: NumberSet<PeerId> = NumberSet::default();
         let mut kept = VecDeque::new();
         while let Some(mut message) = self.core.collectives.outbox.pop_front() {
             if n >= BATCH || starved.contains(&message.peer) {
@@ -340,7 +341,7 @@ impl<I: Iface> Engine<I> {
             match self.send_message(&mut message, &mut n) {
                 Ok(()) => {}
                 Err(SendError::Again) => {
-                    starved.push(message.peer);
+                    starved.insert(message.peer);
                     kept.push_back(message);
                 }
                 Err(SendError::Unreachable(errno)) => {

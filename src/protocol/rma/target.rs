@@ -11,6 +11,7 @@ use crate::protocol::Host;
 use crate::protocol::message::{Payload, is_refusal};
 use crate::protocol::state::{Core, Engine};
 use crate::sys::Errno;
+use crate::sys::numbers::NumberSet;
 use crate::transport::{Caps, Iface, Mode, PeerId, SendError, piece_of};
 
 /// Operations that one DONE names, at most.
@@ -460,7 +461,7 @@ impl<I: Iface> Engine<I> {
     /// Sends DONE and other answers while there is room. One DONE names operations of one peer with the same status.
     pub(super) fn answer(&mut self) -> usize {
         let mut n = 0;
-        let mut full: Vec<PeerId> = Vec::new();
+        let mut full: NumberSet<PeerId> = NumberSet::default();
         let mut left = self.core.rma.answers.len();
         while left > 0 {
             let Some(first) = self.core.rma.answers.front().copied() else { break };
@@ -474,7 +475,7 @@ impl<I: Iface> Engine<I> {
             match sent.map_err(SendError::lasting) {
                 Ok(()) => n += count,
                 Err(None) => {
-                    full.push(peer);
+                    full.insert(peer);
                     continue;
                 }
                 // The peer that waited for it has departed.

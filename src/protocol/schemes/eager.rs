@@ -8,6 +8,7 @@
 use crate::memory::SegmentList;
 use crate::protocol::index_list::Key;
 use crate::protocol::packet::{EagerHeader, Envelope};
+use crate::sys::numbers::NumberMap;
 use crate::transport::{Iface, MAX_HEADER, Mark, Mode, PeerId, SendError};
 use std::collections::VecDeque;
 
@@ -43,41 +44,49 @@ struct Leaving {
 
 /// All sends that are complete when their peers' endpoints have them.
 #[derive(Debug, Default)]
-pub(in crate::protocol) struct Tracked(Vec<Leaving>);
+pub(in crate::protocol) struct Tracked {
+    list: Vec<Leaving>,
+    /// By peer: its place in `list`.
+    places: NumberMap<PeerId, usize>,
+}
 
 impl Tracked {
     #[inline]
     pub(in crate::protocol) fn len(&self) -> usize {
-        self.0.len()
+        self.list.len()
     }
 
     /// Waits for the acknowledgement of everything before and at `mark`.
     pub(in crate::protocol) fn add(&mut self, peer: PeerId, mark: Mark, key: Key) {
-        match self.0.iter_mut().find(|leaving| leaving.peer == peer) {
+        let at = *self.places.entry(peer).or_insert(self.list.len());
+        match self.list.get_mut(at) {
             Some(leaving) => leaving.sends.push_back((mark, key)),
-            None => self.0.push(Leaving { peer, sends: [(mark, key)].into() }),
+            None => self.list.push(Leaving { peer, sends: [(mark, key)].into() }),
         }
     }
 
     /// One of the peers that acknowledgements are due from.
     pub(in crate::protocol) fn peer_at(&self, at: usize) -> Option<PeerId> {
-        self.0.get(at).map(|leaving| leaving.peer)
+        self.list.get(at).map(|leaving| leaving.peer)
     }
 
     /// A send to the peer that is complete, once the peer has acknowledged everything before `upto`.
     pub(in crate::protocol) fn take(&mut self, peer: PeerId, upto: Mark) -> Option<Key> {
-        let at = self.0.iter().position(|leaving| leaving.peer == peer)?;
-        let sends = &mut self.0.get_mut(at)?.sends;
+        let sends = &mut self.list.get_mut(*self.places.get(&peer)?)?.sends;
         let (_, key) = *sends.front().filter(|(mark, _)| mark.is_before(upto))?;
         sends.pop_front();
         if sends.is_empty() {
-            self.0.swap_remove(at);
+            self.forget(peer);
         }
         Some(key)
     }
 
-    /// The peer has departed: no acknowledgements will come.
+    /// No acknowledgement of the peer is waited for: all its sends are complete, or it has departed.
     pub(in crate::protocol) fn forget(&mut self, peer: PeerId) {
-        self.0.retain(|leaving| leaving.peer != peer);
+        let Some(at) = self.places.remove(&peer) else { return };
+        self.list.swap_remove(at);
+        if let Some(moved) = self.list.get(at) {
+            self.places.insert(moved.peer, at);
+        }
     }
 }

@@ -17,6 +17,7 @@ mod hostile;
 mod hostile_windows;
 mod lanes;
 mod limits;
+mod many_peers;
 mod matching;
 mod multi_receive;
 mod offers;

@@ -1,0 +1,89 @@
+//! An endpoint with many peers: what it does for one of them does not lead it through all others.
+
+use super::fixture::{LIMITS, World};
+use super::sim::Weather;
+use crate::protocol::index_list::Key;
+use crate::protocol::packet::Packet;
+use crate::protocol::schemes::eager::Tracked;
+use crate::protocol::sends::What;
+use crate::transport::{Mark, PeerId, comparisons_of};
+
+const PEERS: usize = 200;
+/// A few comparisons for each peer, and by far not one for each pair of peers.
+const FEW: usize = 10 * PEERS;
+
+/// An endpoint whose messages to all peers wait for room.
+fn with_full_peers() -> (World, Vec<PeerId>) {
+    let mut world = World::new(PEERS + 1, Weather::fair(), LIMITS);
+    let peers = (1..=PEERS).map(|slot| world.peer(0, slot)).collect();
+    world.net.borrow_mut().weather.queue_len = 0;
+    (world, peers)
+}
+
+#[test]
+fn an_acknowledgement_completes_the_sends_to_its_peer_alone() {
+    let mut tracked = Tracked::default();
+    let mark = |psn| Mark { connection: 1, psn };
+    let taken = comparisons_of(|| {
+        for peer in 0..PEERS as u32 {
+            tracked.add(PeerId(peer), mark(1), Key::from_wire(1));
+            tracked.add(PeerId(peer), mark(2), Key::from_wire(2));
+        }
+        // From the middle, so that others change their places.
+        for peer in (0..PEERS as u32).map(|n| PeerId((n + PEERS as u32 / 2) % PEERS as u32)) {
+            assert_eq!(tracked.take(peer, mark(1)), None);
+            assert_eq!(tracked.take(peer, mark(2)), Some(Key::from_wire(1)));
+            assert_eq!(tracked.take(peer, mark(2)), None);
+            assert_eq!(tracked.take(peer, mark(3)), Some(Key::from_wire(2)));
+            assert_eq!(tracked.take(peer, mark(3)), None);
+        }
+    });
+    assert_eq!(tracked.len(), 0);
+    assert!(taken < FEW, "{taken}");
+}
+
+#[test]
+fn a_peer_that_departs_takes_no_other_sends_along() {
+    let mut tracked = Tracked::default();
+    let mark = |psn| Mark { connection: 1, psn };
+    for peer in 0..4 {
+        tracked.add(PeerId(peer), mark(1), Key::from_wire(peer.into()));
+    }
+    [1, 1, 3].into_iter().for_each(|peer| tracked.forget(PeerId(peer)));
+    let mut left: Vec<_> = (0..tracked.len()).filter_map(|at| tracked.peer_at(at)).collect();
+    left.sort();
+    assert_eq!(left, [0, 2].map(PeerId));
+    let keys = [0, 1, 2, 3].map(|peer| tracked.take(PeerId(peer), mark(2)).map(Key::to_wire));
+    assert_eq!(keys, [Some(0), None, Some(2), None]);
+    assert_eq!(tracked.len(), 0);
+}
+
+#[test]
+fn operations_behind_the_fences_of_many_peers_wait_at_little_cost() {
+    let (mut world, peers) = with_full_peers();
+    let node = world.node(0);
+    for peer in peers {
+        node.engine.core.peers.count_outstanding(peer, 1);
+        for n in 0..2 {
+            node.engine.core.defer_behind(peer, true, What::Send(Key::from_wire(n)));
+        }
+    }
+    let order = node.engine.core.sends.deferred.clone();
+    let taken = comparisons_of(|| assert_eq!(node.engine.advance_deferred(&mut node.host), 0));
+    assert_eq!(node.engine.core.sends.deferred, order);
+    assert!(taken < FEW, "{taken}");
+}
+
+#[test]
+fn replies_to_many_full_peers_wait_at_little_cost() {
+    let (mut world, peers) = with_full_peers();
+    let node = world.node(0);
+    for (tx, peer) in (0..).zip(&peers) {
+        for status in 0..2 {
+            node.engine.core.outbox.reply(*peer, Packet::Fin { tx, status });
+        }
+    }
+    let taken = comparisons_of(|| assert_eq!(node.engine.flush_outbox(&mut node.host), 0));
+    assert!(node.engine.core.outbox.receivers().eq(peers.iter().flat_map(|peer| [*peer; 2])));
+    assert!(taken < FEW, "{taken}");
+}
