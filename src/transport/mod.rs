@@ -42,7 +42,7 @@ impl PeerId {
     }
 }
 
-/// Tests count how often this thread compares peers.
+/// Tests count how often this thread compares peers and addresses.
 #[cfg(test)]
 impl PartialEq for PeerId {
     fn eq(&self, other: &Self) -> bool {
@@ -61,7 +61,7 @@ thread_local! {
     static COMPARISONS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// How many comparisons of peers it takes.
+/// How many comparisons of peers, and of addresses of address vectors, it takes.
 #[cfg(test)]
 pub(crate) fn comparisons_of(what: impl FnOnce()) -> usize {
     let before = COMPARISONS.get();

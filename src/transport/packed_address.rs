@@ -62,6 +62,8 @@ impl PackedAddress {
 
 impl PartialEq for PackedAddress {
     fn eq(&self, other: &Self) -> bool {
+        #[cfg(test)]
+        super::count_comparison();
         self.port == other.port
             && self.local == other.local
             && (self.local
