@@ -183,21 +183,27 @@ impl<T> IndexList<T> {
         }
     }
 
-    /// The first entry that `wanted` accepts, if at most `most` others are before it.
+    /// Drops the first entry that `server` wants, if it can be served, and at most `MOST` others are before it.
     #[inline(always)]
-    pub(crate) fn first_soon(
+    pub(crate) fn serve_first<const MOST: usize, S: Server<T>>(
         &mut self,
-        most: usize,
-        mut wanted: impl FnMut(&T) -> bool,
-    ) -> Option<Found<'_, T>> {
-        let (mut index, mut left) = (self.head, most);
+        server: S,
+    ) -> Option<S::Out> {
+        let (mut index, mut left) = (self.head, MOST);
         loop {
-            let node = self.nodes.get(index as usize)?;
-            if wanted(node.value.as_ref()?) {
-                return Some(Found { list: self, index });
+            let node = self.nodes.get_mut(index as usize)?;
+            let value = node.value.as_ref()?;
+            if !server.wants(value) {
+                if MOST < usize::MAX {
+                    left = left.checked_sub(1)?;
+                }
+                index = node.next;
+                continue;
             }
-            left = left.checked_sub(1)?;
-            index = node.next;
+            let served = server.serve(value)?;
+            node.value = None;
+            self.unlink(index);
+            return Some(served);
         }
     }
 
@@ -212,26 +218,12 @@ impl<T> IndexList<T> {
     }
 }
 
-/// An entry that was found.
-pub(crate) struct Found<'a, T> {
-    list: &'a mut IndexList<T>,
-    index: u32,
-}
-
-impl<T> Found<'_, T> {
-    #[inline(always)]
-    pub(crate) fn entry(&self) -> Option<&T> {
-        self.list.nodes.get(self.index as usize)?.value.as_ref()
-    }
-
-    /// Drops the entry in place, without moving it out.
-    #[inline(always)]
-    pub(crate) fn discard(self) {
-        if let Some(node) = self.list.nodes.get_mut(self.index as usize) {
-            node.value = None;
-            self.list.unlink(self.index);
-        }
-    }
+/// Looks for an entry, and serves it. A trait, because closures cannot be told to be inlined.
+pub(crate) trait Server<T> {
+    type Out;
+    fn wants(&self, entry: &T) -> bool;
+    /// None: the entry stays.
+    fn serve(self, entry: &T) -> Option<Self::Out>;
 }
 
 /// Iterates in list order.

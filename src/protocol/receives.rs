@@ -1,6 +1,6 @@
 //! The queue that receives are posted to: an endpoint's own, or one that several endpoints share.
 
-use super::index_list::{IndexList, Key};
+use super::index_list::{IndexList, Key, Server};
 use super::packet::Envelope;
 use super::queue::Pattern;
 use super::spaces::{Space, Spaces};
@@ -68,16 +68,6 @@ impl Posted {
         Self { source: op.source, tag: op.tag, ignore: op.ignore, target }
     }
 
-    /// Takes a complete message, if this is not a multi-receive and takes it in one segment.
-    #[inline(always)]
-    fn fill(&self, payload: &[u8]) -> Option<Filled> {
-        let Target { segments, context, report, multi } = &self.target;
-        if multi.is_some() || !segments.copy_in_one(0, payload) {
-            return None;
-        }
-        Some(Filled { buffer: segments.first_addr(), context: *context, report: *report })
-    }
-
     /// See [`super::queue::Queue`].
     fn about(&self) -> (Pattern, (u64, u64)) {
         (Pattern::new(self.ignore, self.source), (self.tag, self.source))
@@ -104,6 +94,32 @@ pub(super) struct Target {
 #[inline(always)]
 fn matches(tag: u64, source: u64) -> impl Fn(&Posted) -> bool {
     move |p| (p.tag ^ tag) & !p.ignore == 0 && (p.source == ANY_SOURCE || p.source == source)
+}
+
+/// A complete message.
+struct Arrival<'a> {
+    tag: u64,
+    source: u64,
+    payload: &'a [u8],
+}
+
+impl Server<Posted> for Arrival<'_> {
+    type Out = Filled;
+
+    #[inline(always)]
+    fn wants(&self, posted: &Posted) -> bool {
+        matches(self.tag, self.source)(posted)
+    }
+
+    /// Only by a receive that is not a multi-receive and takes the message in one segment.
+    #[inline(always)]
+    fn serve(self, posted: &Posted) -> Option<Filled> {
+        let Target { segments, context, report, multi } = &posted.target;
+        if multi.is_some() || !segments.copy_in_one(0, self.payload) {
+            return None;
+        }
+        Some(Filled { buffer: segments.first_addr(), context: *context, report: *report })
+    }
 }
 
 /// A receive that was served by the fast path.
@@ -269,10 +285,7 @@ impl Receives {
         payload: &[u8],
         source: u64,
     ) -> Option<Filled> {
-        let found = self.posted.of(space).first_soon(matches(tag, source))?;
-        let filled = found.entry()?.fill(payload)?;
-        found.discard();
-        Some(filled)
+        self.posted.of(space).serve_first(Arrival { tag, source, payload })
     }
 
     /// Takes the first posted receive that matches out of the list, or reserves space in its multi-receive buffer.
