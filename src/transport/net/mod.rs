@@ -930,7 +930,7 @@ impl Messages for Net {
 
     fn acknowledged(&mut self, peer: PeerId) -> Option<Mark> {
         let inner = self.numbers.inner(peer)?;
-        self.core.enter()?.machine.acknowledged(inner, clock::now_ns())
+        self.core.enter()?.machine.acknowledged(inner, clock::now_ns)
     }
 
     fn under_pressure(&self, peer: PeerId) -> bool {

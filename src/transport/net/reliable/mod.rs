@@ -551,9 +551,12 @@ impl Reliable {
         }
     }
 
-    /// The first packet that `peer` has not acknowledged, or the next one if there is none.
-    pub(crate) fn acknowledged(&mut self, peer: PeerId, now: u64) -> Option<Mark> {
-        self.catch_up(now);
+    /// The first packet that `peer` has not acknowledged, or the next one if there is none. It looks at the clock, `now`,
+    /// only for an acknowledgement that was put off: it is asked for each of many peers.
+    pub(crate) fn acknowledged(&mut self, peer: PeerId, now: impl FnOnce() -> u64) -> Option<Mark> {
+        if self.has_put_off() {
+            self.catch_up(now());
+        }
         self.table.of(peer).map(Connection::acknowledged)
     }
 

@@ -1718,6 +1718,22 @@ fn a_message_is_handed_over_before_what_its_packet_acknowledges() {
     }
 }
 
+#[test]
+fn the_clock_is_read_for_an_acknowledgement_that_was_put_off_alone() {
+    let mut bench = answered();
+    let (machine, now) = (&mut bench.a.machine, bench.now);
+    let mut read = 0;
+    let marks = [0; 100].map(|_| {
+        let clock = || {
+            read += 1;
+            now
+        };
+        machine.acknowledged(PeerId(0), clock)
+    });
+    assert_eq!((read, machine.has_put_off(), machine.unacknowledged()), (1, false, 0));
+    assert!(marks[0].is_some() && marks.iter().all(|mark| *mark == marks[0]));
+}
+
 /// The work that a message waits for: `cargo test --release waits -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
