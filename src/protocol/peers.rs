@@ -1,5 +1,6 @@
 //! What the engine knows of its peers.
 
+use super::rma::QUEUE_MAX;
 use super::{Cause, Host, UNKNOWN_SOURCE};
 use crate::sys::numbers::NumberMap;
 use crate::transport::{Address, PeerId};
@@ -215,6 +216,11 @@ impl Peers {
         if let Some(state) = self.of(peer) {
             state.outstanding = state.outstanding.saturating_add_signed(by);
         }
+    }
+
+    /// Whether one more operation on the peer may wait for earlier ones.
+    pub(super) fn may_defer(&self, peer: PeerId) -> bool {
+        self.get(peer).is_none_or(|state| (state.deferred() as usize) < QUEUE_MAX)
     }
 
     pub(super) fn count_deferred(&mut self, peer: PeerId, by: i32) {

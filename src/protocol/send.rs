@@ -201,6 +201,9 @@ impl<I: Iface> Engine<I> {
     }
 
     fn defer(&mut self, op: &SendOp, host: &mut impl Host) -> Result<(), OpError> {
+        if !self.core.peers.may_defer(op.peer) {
+            return Err(OpError::Again);
+        }
         let SendOp { delivery, transmitted, .. } = *op;
         let key = self.new_request(op, Sender::Deferred { delivery, transmitted })?;
         self.core.defer_behind(op.peer, op.fence, What::Send(key));

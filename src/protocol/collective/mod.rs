@@ -334,7 +334,11 @@ impl<I: Iface> Engine<I> {
         let mut starved: NumberSet<PeerId> = NumberSet::default();
         let mut kept = VecDeque::new();
         while let Some(mut message) = self.core.collectives.outbox.pop_front() {
-            if n >= BATCH || starved.contains(&message.peer) {
+            if n >= BATCH {
+                self.core.collectives.outbox.push_front(message);
+                break;
+            }
+            if starved.contains(&message.peer) {
                 kept.push_back(message);
                 continue;
             }
@@ -350,7 +354,8 @@ impl<I: Iface> Engine<I> {
                 }
             }
         }
-        self.core.collectives.outbox.extend(kept);
+        let outbox = &mut self.core.collectives.outbox;
+        kept.into_iter().rev().for_each(|message| outbox.push_front(message));
         n
     }
 

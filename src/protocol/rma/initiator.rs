@@ -211,6 +211,9 @@ impl<I: Iface> Engine<I> {
     }
 
     fn defer_access(&mut self, op: &RmaOp, operands: Option<&Operands>) -> Result<(), OpError> {
+        if !self.core.peers.may_defer(op.peer) {
+            return Err(OpError::Again);
+        }
         let key = self.core.rma.insert(op, State::Deferred, operands);
         self.keep_injected(key, op)?;
         self.core.defer_behind(op.peer, op.fence, What::Access(key));

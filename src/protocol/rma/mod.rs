@@ -25,9 +25,9 @@ use packet::Prefix;
 pub(crate) use packet::RmaPacket;
 pub(crate) use ranges::{MAX_RANGES, RemoteAccess, RemoteRange, RemoteRanges, RmaOp};
 use requests::Request;
-pub(super) use state::Rma;
 #[cfg(test)]
 pub(super) use state::{COPY_MAX, READ_WINDOW};
+pub(super) use state::{QUEUE_MAX, Rma};
 
 impl<I: Iface> Engine<I> {
     /// One progress pass for one-sided operations.

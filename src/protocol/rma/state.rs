@@ -22,8 +22,9 @@ pub(super) const PULL_WINDOW: u32 = 64;
 /// Reads from one target that may be without an answer.
 pub(in crate::protocol) const READ_WINDOW: u32 = 64;
 
-/// Operations to one target that may wait to be sent.
-pub(super) const QUEUE_MAX: usize = 1024;
+/// Operations to one target that may wait to be sent, and operations of any kind on one peer behind a fence: each pass
+/// looks at them.
+pub(in crate::protocol) const QUEUE_MAX: usize = 1024;
 
 /// Longest injected write that is copied to wait in that queue, bytes.
 pub(in crate::protocol) const COPY_MAX: usize = 1024;

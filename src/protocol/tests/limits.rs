@@ -5,6 +5,7 @@ use super::sim::{Reach, Weather};
 use crate::memory::keys::Right;
 use crate::protocol::matching::EACH;
 use crate::protocol::packet::Packet;
+use crate::protocol::rma::QUEUE_MAX;
 use crate::protocol::send::COPY_MEAN;
 use crate::protocol::{Direction, Limits, OpError, PeekAction, ReceiveOp, RmaOp, SendOp};
 use crate::transport::{Departure, PeerId};
@@ -134,6 +135,29 @@ fn copies_of_deferred_operations_are_bounded() {
     let ended = world.reports(0, Direction::Write);
     assert!(ended.len() == taken + 1 && ended.iter().all(Result::is_ok));
     assert!(region.0 == from.0);
+    assert_eq!((world.received(1).len, world.sends(0).len()), (10, 1));
+    world.accesses(1);
+    world.assert_empty();
+}
+
+#[test]
+fn operations_behind_a_fence_are_bounded_for_each_peer() {
+    const KEY: u64 = 7;
+    let limits = Limits { tx_max: 2 * QUEUE_MAX, ..LIMITS };
+    let mut world = World::new(2, Weather::fair(), limits);
+    let (mut region, mut from) = (Memory::zeroed(8), Memory::pattern(1, 8));
+    let (mut message, mut to) = (Memory::pattern(2, 10), Memory::zeroed(10));
+    world.register(1, KEY, &mut region, &[Right::Write]);
+    let peer = world.peer(0, 1);
+    let send = send_op(peer, &mut message, 1);
+    world.send(0, &SendOp { delivery: true, ..send }).unwrap();
+    let write = RmaOp { fence: true, ..rma_op(peer, Right::Write, &mut from, KEY, 2) };
+    (0..QUEUE_MAX).for_each(|_| world.access(0, &write).unwrap());
+    assert_eq!(world.access(0, &write), Err(OpError::Again));
+    assert_eq!(world.send(0, &send), Err(OpError::Again));
+    world.receive(1, &receive_op(&mut to, 3)).unwrap();
+    world.settle();
+    assert_eq!(world.reports(0, Direction::Write).len(), QUEUE_MAX);
     assert_eq!((world.received(1).len, world.sends(0).len()), (10, 1));
     world.accesses(1);
     world.assert_empty();
