@@ -1231,6 +1231,17 @@ fn refused_for(bench: &mut Bench, forged_ms: u64, answers: bool) -> Option<u64> 
 }
 
 #[test]
+fn refusals_are_enough_whenever_the_last_init_left() {
+    for seed in 0..40 {
+        let mut bench = Bench { a: end(1, 7, 101 + seed), ..Bench::new() };
+        bench.send(b"x", 10).unwrap();
+        let after = refused_for(&mut bench, 0, false).unwrap();
+        assert_eq!(bench.a.heard.events, ["Failed(Errno(111))"]);
+        assert!((1400..2000).contains(&after), "seed {seed}: after {after} ms");
+    }
+}
+
+#[test]
 fn nobody_there_is_noticed_by_refusals() {
     let mut bench = Bench::new();
     bench.send(b"x", 10).unwrap();

@@ -138,7 +138,10 @@ impl Liveness {
         let silent = patience - self.heard_at.max(self.owed_since).min(patience);
         let every = OWED_LOOK_NS.min(timeout / 8).max(1_000_000);
         let pause = SILENT_NS.min(timeout / 8);
-        let asked = self.heard_at < self.questioned && patience < self.questioned + pause;
+        // A host that refuses is no silent one: a few more refusals show that nobody is there.
+        let asked = self.refusals == 0
+            && self.heard_at < self.questioned
+            && patience < self.questioned + pause;
         if silent >= every && !asked {
             *hellos |= INIT | DOUBT;
             self.note_init(patience);
