@@ -145,7 +145,10 @@ impl Arrivals {
     /// Removes a receive that ends.
     pub(super) fn remove(&mut self, key: Key) -> Option<Active> {
         let mut active = self.active.remove(key)?;
-        self.pushed.remove(active.message.peer, active.message.tx);
+        // Of a sender that has left nothing is listed; its next incarnation may use the number.
+        if !active.message.is_orphaned() {
+            self.pushed.remove(active.message.peer, active.message.tx);
+        }
         // The receive is reported after this, when no copy writes to its buffer.
         if let Some(landing) = &mut active.message.landing {
             landing.end();

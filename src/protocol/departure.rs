@@ -24,7 +24,7 @@ impl Core {
         };
         self.outbox.forget(peer);
         self.sends.end_all(peer, error, &mut self.peers, host);
-        self.fail_rendezvous_receives(peer, departure == Departure::Closed, error, host);
+        self.fail_rendezvous_receives(peer, error, host);
         self.end_rma(peer, error, host);
         self.end_collectives(peer, error.0, departure != Departure::Closed);
         let (matching, mut dropped) = (&mut self.matching, 0);
@@ -46,15 +46,14 @@ impl Core {
     fn fail_rendezvous_receives(
         &mut self,
         peer: PeerId,
-        closed: bool,
         error: (i32, Cause),
         host: &mut impl Host,
     ) {
         self.arrivals.chunks.forget(peer, None);
         for key in self.arrivals.active.keys_where(|active| active.message.peer == peer) {
             let active = self.arrivals.active.get_mut(key).map(|active| &mut active.message);
-            let whole = active.filter(|message| closed && message.is_whole());
-            // A sender that needs no answer may close, and its message has only to be copied to a device.
+            let whole = active.filter(|message| message.is_whole());
+            // The message is here, and has only to be copied to a device.
             if let Some(landing) = whole.and_then(|message| message.landing.as_mut()) {
                 landing.orphaned = true;
                 continue;

@@ -272,6 +272,11 @@ impl<I: Iface> Engine<I> {
             || self.core.collectives.has_unsent()
     }
 
+    /// Whether messages that have arrived are being copied to a device.
+    pub(crate) fn is_landing(&self) -> bool {
+        self.core.arrivals.active.iter().any(|(_, active)| active.message.is_landing())
+    }
+
     #[cold]
     fn advance(&mut self, host: &mut impl Host) -> usize {
         // Before the outbox: it may ask peers for the rest of their messages.

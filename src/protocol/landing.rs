@@ -18,7 +18,7 @@ pub(super) struct Landing {
     /// The buffer that the next bytes belong to; none is left when the message is whole.
     filling: Option<Gathered>,
     copies: VecDeque<Copied>,
-    /// The sender has closed, and gets no answer.
+    /// The sender has left, and gets no answer.
     pub(super) orphaned: bool,
 }
 

@@ -184,9 +184,14 @@ impl Inbound {
         }
     }
 
-    /// The sender has closed, and only copies to a device are waited for.
+    /// The sender has left, and only copies to a device are waited for.
     pub(super) fn is_orphaned(&self) -> bool {
         self.landing.as_ref().is_some_and(|landing| landing.orphaned)
+    }
+
+    /// Bytes are on their way to a device.
+    pub(super) fn is_landing(&self) -> bool {
+        self.landing.as_ref().is_some_and(|landing| landing.is_under_way())
     }
 
     /// Whether all bytes that are here are in place; else (`Err`) what has to be done until they are.

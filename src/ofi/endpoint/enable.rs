@@ -156,7 +156,9 @@ impl Endpoint {
         let mine = self.owner.is_here();
         self.linger(|guard, waited| {
             // Messages that have arrived are answered, because a peer may wait for the answer.
-            let taken = mine && self.take_all(guard) > 0 && waited < DRAIN_NS;
+            let takes = self.take_all(guard) > 0
+                || self.engine(guard).is_some_and(|engine| engine.is_landing());
+            let taken = mine && takes && waited < DRAIN_NS;
             let unsent = self
                 .engine(guard)
                 .is_some_and(|engine| engine.has_unsent() || engine.iface().unacknowledged() > 0);

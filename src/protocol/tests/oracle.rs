@@ -305,20 +305,21 @@ impl Side {
             posting.source != ANY_SOURCE && self.source_of(*slot) == posting.source
         });
         match dead {
-            // A buffer in which messages are still arriving is released with the last of them.
-            Some((_, error, cause))
-                if self.expects.iter().any(|e| e.posting.context == posting.context && !e.now) =>
-            {
-                if let Some(buffer) = self.buffers.get_mut(&posting.context) {
-                    buffer.retired = true;
-                    buffer.hopeless = Some((error, cause));
-                }
-            }
-            Some((_, error, cause)) => {
-                self.buffers.remove(&posting.context);
-                self.expect_failure(*posting, error, cause);
-            }
+            Some((_, error, cause)) => self.fail(*posting, error, cause),
             None => self.posted[space].push(*posting),
+        }
+    }
+
+    /// No message can come for this receive any more. A buffer in which messages are still arriving is released with the last of them.
+    fn fail(&mut self, posting: Posting, error: i32, cause: Cause) {
+        if self.expects.iter().any(|e| e.posting.context == posting.context && !e.now) {
+            if let Some(buffer) = self.buffers.get_mut(&posting.context) {
+                buffer.retired = true;
+                buffer.hopeless = Some((error, cause));
+            }
+        } else {
+            self.buffers.remove(&posting.context);
+            self.expect_failure(posting, error, cause);
         }
     }
 
@@ -404,7 +405,7 @@ impl Side {
     ) {
         for expect in self.expects.iter_mut().filter(|e| !e.now) {
             if expect.message.is_some_and(|m| messages[m].from == peer) {
-                let lands = !died && self.on_device.contains(&expect.posting.context);
+                let lands = self.on_device.contains(&expect.posting.context);
                 expect.now = !lands;
                 expect.ending = match lands {
                     true => Ending::Lands(error, cause),
@@ -433,8 +434,7 @@ impl Side {
                 self.posted[space] = kept;
                 let failed: Vec<Posting> = failed;
                 for posting in failed {
-                    self.buffers.remove(&posting.context);
-                    self.expect_failure(posting, error, cause);
+                    self.fail(posting, error, cause);
                 }
             }
         }

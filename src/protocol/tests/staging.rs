@@ -189,7 +189,13 @@ fn copies_to_a_device_end_with_their_message() {
 #[test]
 fn a_message_that_is_here_arrives_although_its_sender_has_left() {
     let weather = Weather { outlives: true, queue_len: 1000, batch: 1000, ..apart(1 << 20) };
-    for room in [LEN, LEN - 1500] {
+    let killed = Departure::Failed(Errno(libc::EHOSTDOWN));
+    for (room, departure) in [
+        (LEN, Departure::Closed),
+        (LEN - 1500, Departure::Closed),
+        (LEN, killed),
+        (LEN - 1500, killed),
+    ] {
         let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(room));
         let mut world = posted(&mut from, &mut to, weather.clone());
         mover::be_late(true);
@@ -200,7 +206,8 @@ fn a_message_that_is_here_arrives_although_its_sender_has_left() {
             world.progress(1);
         }
         assert!(matches!(world.sends(0)[..], [Ok(_)]));
-        world.leave(0, Departure::Closed);
+        assert!(world.node(1).engine.is_landing());
+        world.leave(0, departure);
         world.node(1).engine.core.arrivals.full = false;
         world.progress(1);
         assert!(world.receives(1).is_empty());
