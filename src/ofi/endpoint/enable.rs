@@ -156,9 +156,11 @@ impl Endpoint {
         let mine = self.owner.is_here();
         self.linger(|guard, waited| {
             // Messages that have arrived are answered, because a peer may wait for the answer.
-            let takes = self.take_all(guard) > 0
-                || self.engine(guard).is_some_and(|engine| engine.is_landing());
-            let taken = mine && takes && waited < DRAIN_NS;
+            let takes = || {
+                let is_landing = |engine: &mut Engine<Router>| engine.is_landing();
+                self.take_all(guard) > 0 || self.engine(guard).is_some_and(is_landing)
+            };
+            let taken = mine && takes() && waited < DRAIN_NS;
             let unsent = self
                 .engine(guard)
                 .is_some_and(|engine| engine.has_unsent() || engine.iface().unacknowledged() > 0);
