@@ -39,7 +39,7 @@ impl Pattern {
         (tag ^ of) & !self.ignore == 0 && (!self.directed || source == from())
     }
 
-    /// What has to be the same in a message and a receive.
+    /// The tag bits and the source that a message and a receive must have in common.
     fn name(self, tag: u64, source: u64) -> Name {
         (tag & !self.ignore, if self.directed { source } else { ANY_SOURCE })
     }

@@ -167,7 +167,7 @@ impl UdpPort {
         self.lacks_buffers
     }
 
-    /// What was refused last does not matter any more.
+    /// The last refusal does not matter any more.
     pub(crate) fn forget_refusals(&mut self) {
         self.lacks_buffers = false;
     }

@@ -107,9 +107,11 @@ static bool is_loud(void)
 	if (loud_kib)
 		return false;
 	/* On a busy machine it takes longer until links have grown. */
-	if (segments_kib() < GROWN_KIB && now() < loud_since + 5 * plan->loud_ms * 1e-3)
+	long kib = segments_kib();
+
+	if (kib < GROWN_KIB && now() < loud_since + 5 * plan->loud_ms * 1e-3)
 		return true;
-	loud_kib = segments_kib();
+	loud_kib = kib;
 	return false;
 }
 

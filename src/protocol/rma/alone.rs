@@ -419,7 +419,7 @@ fn part_at(memory: &SegmentList, offset: u64, most: u64) -> (u64, SegmentList) {
 }
 
 impl Core {
-    /// What was sent to `peer` just now is answered, or is part of what is.
+    /// A packet was sent to `peer` that the target answers, or a fragment of an answered message.
     pub(in crate::protocol) fn note_asked(&mut self, peer: PeerId) {
         let unanswered = self.counts.unanswered();
         if let Some(channel) = self.rma.channels.get_mut(peer.index()) {

@@ -200,7 +200,7 @@ fn a_message_that_is_here_arrives_although_its_sender_has_left() {
         let mut world = posted(&mut from, &mut to, weather.clone());
         mover::be_late(true);
         while come(&mut world) < room {
-            // What has come waits for the device: it would hold the endpoint back.
+            // The arrived bytes wait for the device, and would hold the endpoint back.
             world.node(1).engine.core.arrivals.full = false;
             world.progress(0);
             world.progress(1);
