@@ -395,6 +395,10 @@ impl Default for PeerCounts {
     }
 }
 
+/// Copies payload from the given offset on. Behind a pointer but on the fast path: each caller has a type of its own, and
+/// would have a copy of the code that sends.
+pub(crate) type Pack<'a> = dyn FnMut(usize, &mut [u8]) + 'a;
+
 /// Reliable messages, in order from one peer to another. A transport without room refuses a message; it never queues
 /// one internally.
 pub(crate) trait Messages {

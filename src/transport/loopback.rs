@@ -9,7 +9,8 @@
 use super::peers::PeerTable;
 use super::{
     Access, Address, BCOPY_LEAST, Caps, Contact, ELSEWHERE, Handler, MAX_HEADER, Messages, Mode,
-    OneSided, Opening, PeerId, Put, Remote, RemoteKey, SendError, Sharing, Streaming, Transport,
+    OneSided, Opening, Pack, PeerId, Put, Remote, RemoteKey, SendError, Sharing, Streaming,
+    Transport,
 };
 use crate::memory::SegmentList;
 use crate::sys::Errno;
@@ -108,6 +109,21 @@ impl Messages for Loopback {
         len: usize,
         mut pack: impl FnMut(usize, &mut [u8]),
     ) -> Result<(), SendError> {
+        self.push(header, len, &mut pack)
+    }
+
+    fn under_pressure(&self, _: PeerId) -> bool {
+        self.pressure
+    }
+
+    fn set_pressure(&mut self, on: bool) {
+        self.pressure = on;
+    }
+}
+
+impl Loopback {
+    /// See [`Messages::send`].
+    fn push(&mut self, header: &[u8], len: usize, pack: &mut Pack<'_>) -> Result<(), SendError> {
         if self.queue.len() >= QUEUE_LEN {
             return Err(SendError::Again);
         }
@@ -125,16 +141,6 @@ impl Messages for Loopback {
         Ok(())
     }
 
-    fn under_pressure(&self, _: PeerId) -> bool {
-        self.pressure
-    }
-
-    fn set_pressure(&mut self, on: bool) {
-        self.pressure = on;
-    }
-}
-
-impl Loopback {
     /// Memory of this process.
     fn at(place: &Remote, len: usize) -> Result<SegmentList, SendError> {
         let list = Self::list(&[Range { addr: place.offset, len: len as u64 }]);

@@ -21,9 +21,9 @@ use self::core::{Core, Event};
 use super::peers::PeerTable;
 use super::{
     Access, Address, BCOPY_LEAST, Caps, Contact, Departure, ELSEWHERE, Handler, Head, LaneCaps,
-    LaneId, Lanes, LookedAt, MAX_HEADER, Mark, Messages, Mode, OneSided, Opening, PacketCounts,
-    PeerCounts, PeerId, Prepared, Purpose, Put, Registered, Remote, RemoteKey, SendError, Sharing,
-    Source, StreamEnd, Streaming, Transport,
+    LaneId, Lanes, LookedAt, MAX_HEADER, Mark, Messages, Mode, OneSided, Opening, Pack,
+    PacketCounts, PeerCounts, PeerId, Prepared, Purpose, Put, Registered, Remote, RemoteKey,
+    SendError, Sharing, Source, StreamEnd, Streaming, Transport,
 };
 use crate::config::Config;
 use crate::memory::{Segment, SegmentList};
@@ -621,6 +621,39 @@ impl Net {
         Ok(Some(at))
     }
 
+    /// See [`Messages::send`].
+    fn send_packed(
+        &mut self,
+        peer: PeerId,
+        mode: Mode,
+        header: &[u8],
+        len: usize,
+        pack: &mut Pack<'_>,
+    ) -> Result<(), SendError> {
+        debug_assert!(header.len() <= MAX_HEADER);
+        match mode {
+            Mode::Late => return self.send_late(peer, header),
+            Mode::Announcement if self.leave_at_once(peer, header, 0, |_, _| ()) => return Ok(()),
+            Mode::Announcement | Mode::Short | Mode::Bulk | Mode::Fragment => {}
+        }
+        let later = mode == Mode::Fragment;
+        let (inner, mut core) = reach(&self.numbers, &self.core, peer)?;
+        let Core { machine, link, .. } = &mut *core;
+        // A message longer than a datagram can be sent at once.
+        let long = !later && len > machine.packet_room(inner, header.len());
+        if long && machine.send_at_once(inner, header, len, &mut *pack, clock::now_ns, link) {
+            self.rhythm.on_traffic(&self.shared);
+            return Ok(());
+        }
+        let now = clock::now_ns();
+        machine.send(inner, header, len, pack, now)?;
+        self.rhythm.on_traffic(&self.shared);
+        if !later {
+            machine.poll_transmit(now, link);
+        }
+        Ok(())
+    }
+
     fn send_late(&mut self, peer: PeerId, header: &[u8]) -> Result<(), SendError> {
         let (inner, mut core) = reach(&self.numbers, &self.core, peer)?;
         core.machine.send_with_others(inner, header, clock::now_ns())?;
@@ -870,28 +903,7 @@ impl Messages for Net {
         len: usize,
         mut pack: impl FnMut(usize, &mut [u8]),
     ) -> Result<(), SendError> {
-        debug_assert!(header.len() <= MAX_HEADER);
-        match mode {
-            Mode::Late => return self.send_late(peer, header),
-            Mode::Announcement if self.leave_at_once(peer, header, 0, |_, _| ()) => return Ok(()),
-            Mode::Announcement | Mode::Short | Mode::Bulk | Mode::Fragment => {}
-        }
-        let later = mode == Mode::Fragment;
-        let (inner, mut core) = reach(&self.numbers, &self.core, peer)?;
-        let Core { machine, link, .. } = &mut *core;
-        // A message longer than a datagram can be sent at once.
-        let long = !later && len > machine.packet_room(inner, header.len());
-        if long && machine.send_at_once(inner, header, len, &mut pack, clock::now_ns, link) {
-            self.rhythm.on_traffic(&self.shared);
-            return Ok(());
-        }
-        let now = clock::now_ns();
-        machine.send(inner, header, len, pack, now)?;
-        self.rhythm.on_traffic(&self.shared);
-        if !later {
-            machine.poll_transmit(now, link);
-        }
-        Ok(())
+        self.send_packed(peer, mode, header, len, &mut pack)
     }
 
     #[inline]

@@ -32,9 +32,9 @@ use super::link::{Condition, Link};
 use crate::sys::Errno;
 use crate::sys::packets::Pool;
 use crate::telemetry::log;
-use crate::transport::{Address, Departure, Mark, PeerId, SendError};
+use crate::transport::{Address, Departure, Mark, Pack, PeerId, SendError};
 use connection::handshake::{INIT, Phase, Rival};
-use connection::submit::{Pack, Pushed};
+use connection::submit::Pushed;
 use connection::transmit::Turn;
 use connection::{Connection, End};
 #[cfg(test)]

@@ -7,8 +7,8 @@ use super::Connection;
 use super::handshake::Phase;
 use super::transmit::Turn;
 use crate::sys::Errno;
-use crate::transport::SendError;
 use crate::transport::net::link::Link;
+use crate::transport::{Pack, SendError};
 
 /// Bytes that may wait for their first transmission; if packets are small, so many packets.
 const BACKLOG_BYTES: usize = 128 * 1024;
@@ -33,10 +33,6 @@ pub(crate) enum Pushed {
     /// A part has left; the rest is held back, or waits for room in the window.
     Partly,
 }
-
-/// Copies payload from the given offset on. Behind a pointer but on the fast path: each caller has a type of its own, and
-/// would have a copy of what is below.
-pub(crate) type Pack<'a> = dyn FnMut(usize, &mut [u8]) + 'a;
 
 /// How a message is split over packets, bytes.
 struct Division {
