@@ -2,8 +2,15 @@
 //! through it, so there is only one order of locks.
 //!
 //! Under FI_THREAD_DOMAIN the application serialises the calls that transfer data or read completions, and for those the
-//! lock is next to free. Other threads visit: control calls, which are "always considered thread safe" (fi_domain.3,
-//! threading), and blocking calls on other domains.
+//! lock is next to free ([`DomainLock::lock`]). Other threads visit:
+//!
+//! 1. A control call may come from any thread ("always considered thread safe", fi_domain.3, threading).
+//!    [`DomainLock::control`] waits until no data call is in progress; it makes the memory barrier for both sides, by
+//!    membarrier(2).
+//! 2. A blocking call that also progresses other domains takes their locks by [`DomainLock::visit`], which makes the same
+//!    barrier, and leaves a domain out if its lock is not free.
+//!
+//! State that is read often and changed rarely is in [`ReadMostly`], which changes only for the [`Hold`] itself.
 
 use crate::sys::biased::{Biased, Entry};
 use crate::sys::order;

@@ -1,6 +1,9 @@
 //! The libfabric objects, as applications see them. This layer checks arguments, translates flags and
 //! owns the C layouts; it holds no protocol.
 //!
+//! The objects know each other downwards only: a queue, a counter and the domain know an endpoint as a `dyn Progress`, a domain
+//! knows a counter as a `dyn Count`, a wait set its members as `dyn Waitable`.
+//!
 //! # Safety
 //!
 //! Every `extern "C"` function here is called by libfabric or by an application through a table of

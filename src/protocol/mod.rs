@@ -3,6 +3,10 @@
 //! State machines over the capabilities of a transport. They make no system call, read no clock, and know no raw
 //! pointer and no `fi_*` type: the endpoint above translates, and the [`Iface`](crate::transport::Iface) below moves
 //! bytes. PROTOCOL.md §3 defines the packets.
+//!
+//! Imports point downwards: packets and records (`message`, `flow`, `select`), the schemes, the parts that hold their states
+//! (`sends`, `arrivals`, `matching` over `queue`), `state` with all parts, the files that drive them (`send` and `transmit`,
+//! `receive` and `rendezvous`, `rma`, `collective`), and `engine`.
 #![forbid(unsafe_code)]
 
 mod arrivals;

@@ -1,6 +1,18 @@
 //! Lanes for bulk. One transport carries a peer's messages; besides that a peer has any number of lanes for one-sided access,
 //! of the same transport or of others: a device, a second device, the interprocess memory of a GPU. Each lane makes keys
-//! of its own kinds and can be lost alone. The protocol layer chooses one by its cost and by the memory that it takes.
+//! of its own kinds and can be lost alone. The protocol layer chooses one by its cost and by the memory that it takes
+//! (`protocol::select`). A scheme or an operation sees a lane as a [`LaneId`], never a transport.
+//!
+//! * *Keys.* The first byte of a remote key names its lane; put, get and flush go where it says. A region is advertised to a
+//!   peer on one lane, so that a byte has one key. [`RemoteKey::ADDRESSES`] stands for all memory of the peer's process, where
+//!   the transport of messages accesses it by attach.
+//! * *Loss.* [`Handler::on_lane_lost`](super::Handler::on_lane_lost) names a lane: the keys of that lane are void. Parts of a
+//!   message are repeated by the next lane or as fragments. Operations of direct RMA are repeated as requests, and until the
+//!   peer has answered a request no operation is direct. Example: a device fails after it has reported a write A as written,
+//!   perhaps before A is in the peer's memory. A direct write B to the same bytes, by another lane, could be there before A; a
+//!   request comes after A. Other lanes go on. A lane that is ready again is chosen again.
+//! * *Order.* Lanes have no common order. Direct RMA flushes one lane before it uses another (`protocol::rma::alone`); the
+//!   chunks of one message that are outstanding are all of one lane (`protocol::schemes::put`).
 
 use super::RemoteKey;
 use crate::sys::few;
