@@ -42,6 +42,7 @@ pub(crate) mod shared_memory;
 pub(crate) mod simd;
 pub(crate) mod sock_diag;
 pub(crate) mod spare;
+mod spare_maps;
 pub(crate) mod tcp;
 pub(crate) mod thread;
 pub(crate) mod topology;

@@ -1,7 +1,7 @@
 //! Anonymous shared memory that a peer cannot shrink under us.
 
 use super::errno::{Errno, Result, check};
-use super::process;
+use super::{process, spare_maps};
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -114,7 +114,8 @@ impl SharedMemory {
     #[cold]
     fn map_whole(&self) -> Option<NonNull<u8>> {
         // SAFETY: another mapping of the same file, from the first byte of this one on.
-        let base = unsafe { second(self.base, self.len) }?;
+        let another = || unsafe { second(self.base, self.len) };
+        let base = another().or_else(|| spare_maps::give().then(another).flatten())?;
         let (null, new) = (std::ptr::null_mut(), base.as_ptr());
         match self.whole.compare_exchange(null, new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Some(base),
@@ -234,27 +235,20 @@ impl SharedMemory {
 
     fn map_in_parts(fd: &OwnedFd, len: usize, head: usize) -> Result<Self> {
         // Under a limit of address space the second mapping might fail when somebody already depends on it.
-        if head >= len || process::address_space_is_limited() || !can_duplicate() {
+        // So it might where the process has hardly any mapping left: what needs the second one would wait for ever.
+        let limited = || process::address_space_is_limited() || !Self::may_come_in_parts();
+        if head >= len || limited() {
             return Self::map(fd.as_fd_ref(), 0, len);
         }
         let mut this = Self::map(fd.as_fd_ref(), 0, head)?;
-        if !this.can_have_another() {
-            // What needs the second one would wait for ever. One for all takes the place of the first.
-            drop(this);
-            return Self::map(fd.as_fd_ref(), 0, len);
-        }
         this.len = len;
         this.whole = AtomicPtr::default();
         Ok(this)
     }
 
-    /// Whether the system has room for another mapping now (vm.max_map_count).
-    fn can_have_another(&self) -> bool {
-        let page = process::page_size();
-        // SAFETY: this mapping begins with a page.
-        let other = unsafe { second(self.base, page) };
-        // SAFETY: exactly the page that was just mapped, which nobody knows.
-        other.is_some_and(|other| unsafe { libc::munmap(other.as_ptr().cast(), page) } == 0)
+    /// Whether the system makes second mappings, as far as is known. The first call takes much longer than the others.
+    pub(crate) fn may_come_in_parts() -> bool {
+        can_duplicate() && spare_maps::are_there()
     }
 
     fn map(fd: BorrowedFd<'_>, offset: usize, len: usize) -> Result<Self> {
@@ -502,12 +496,15 @@ mod tests {
         false
     }
 
+    fn most_mappings() -> usize {
+        let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+        most.trim().parse().unwrap_or(usize::MAX)
+    }
+
     #[test]
     fn where_hardly_more_can_be_mapped_there_is_one_mapping() {
         const MIB: usize = 1 << 20;
-        let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
-        let few = most.trim().parse::<u32>().is_ok_and(|most| most < 1 << 18);
-        if !few || !can_duplicate() {
+        if most_mappings() >= 1 << 18 || !can_duplicate() {
             return eprintln!("skipped: vm.max_map_count is large, or there are no parts");
         }
         let fd = SharedMemory::reserve("udrv", MIB, MIB).unwrap();
@@ -515,6 +512,23 @@ mod tests {
             let used_up = use_up_mappings(3);
             let one = SharedMemory::attach_in_parts(&fd, MIB, 8192).unwrap();
             used_up && one.whole() == Some(one.base) && one.atomic(MIB - 8).is_some()
+        }));
+    }
+
+    #[test]
+    fn what_is_mapped_in_parts_can_be_mapped_whole_where_the_process_has_no_mapping_left() {
+        const MIB: usize = 1 << 20;
+        let fd = SharedMemory::reserve("udrv", MIB, MIB).unwrap();
+        assert!(in_child(|| {
+            if !can_duplicate() {
+                return true;
+            }
+            let [one, two] =
+                [(); 2].map(|()| SharedMemory::attach_in_parts(&fd, MIB, 8192).unwrap());
+            let used_up = use_up_mappings(0);
+            let whole = one.whole().zip(two.whole());
+            // Where the limit is too large to use it up, there is nothing to see.
+            whole.is_some_and(|(one, two)| one != two) && (used_up || most_mappings() >= 1 << 18)
         }));
     }
 

@@ -57,6 +57,7 @@ use crate::sys::gate::Gate;
 use crate::sys::late_set::{LateSet, LateTimer};
 use crate::sys::order::fence;
 use crate::sys::process::Home;
+use crate::sys::shared_memory::SharedMemory;
 use crate::sys::{Errno, clock, process, unix, user};
 use crate::telemetry::log;
 use config::{CmaPolicy, ShmConfig};
@@ -102,6 +103,10 @@ impl Shm {
         let nonce = process::random_u64() | 1;
         if cma != CmaPolicy::Off && process::yama_ptrace_scope() == Some(1) {
             process::allow_attach_by_same_user();
+        }
+        if open {
+            // What the first links would have to find out, while their peers wait.
+            let _ = (user::is_ambiguous(), SharedMemory::may_come_in_parts());
         }
         Ok(Self {
             me,
