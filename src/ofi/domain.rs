@@ -187,6 +187,10 @@ impl Domain {
 
     /// Ends direct RMA to this region: once this and then [`Domain::settle`] returned, no peer reaches it by itself.
     pub(super) fn revoke(&self, region: u64, guard: &Guard<'_>) {
+        if !self.lock.is_here() {
+            // A forked child: the peers know of the parent's region.
+            return;
+        }
         self.endpoints(guard).for_each(|endpoint| endpoint.revoke(region, guard));
     }
 

@@ -6,7 +6,9 @@
 #include <rdma/fi_collective.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #define CAPS (FI_MSG | FI_COLLECTIVE)
 #define MEMBERS 4
@@ -219,6 +221,48 @@ static void collectives(struct side *me)
 	end(me, members);
 }
 
+/* A forked child that closes everything leaves no group in its parent's name. */
+static void collective_forked(struct side *me)
+{
+	struct member members[2];
+	struct fid_av_set *set;
+
+	begin(me, members);
+	set = whole_set(me);
+	join(me, members, set);
+	operate(me, members, FI_BARRIER);
+	if (me->rank == 0) {
+		int status;
+
+		/* It runs while the child closes. */
+		for (int i = 0; i < 2; i++)
+			OK(fi_barrier(members[i].ep, fi_mc_addr(members[i].mc), &members[i]));
+		pid_t child = fork();
+
+		CHECK(child >= 0);
+		if (child == 0) {
+			alarm(10);
+			for (int i = 0; i < 2; i++)
+				OK(fi_close(&members[i].mc->fid));
+			OK(fi_close(&set->fid));
+			end(me, members);
+			_exit(0);
+		}
+		SAME(waitpid(child, &status, 0), child);
+		SAME(status, 0);
+	}
+	barrier(me);
+	for (int i = 0; i < 2 && me->rank == 1; i++)
+		OK(fi_barrier(members[i].ep, fi_mc_addr(members[i].mc), &members[i]));
+	both_complete(me, members);
+	for (enum fi_collective_op coll = FI_BARRIER; coll <= FI_GATHER; coll++)
+		operate(me, members, coll);
+	for (int i = 0; i < 2; i++)
+		OK(fi_close(&members[i].mc->fid));
+	OK(fi_close(&set->fid));
+	end(me, members);
+}
+
 /* Sets are what fi_av_set.3 says: the group of a part of them, and of one member alone. */
 static void collective_sets(struct side *me)
 {
@@ -402,5 +446,6 @@ const struct group collective_groups[] = {
 	{ "collective_sets", collective_sets },
 	{ "collective_departure", collective_departure },
 	{ "collective_queues", collective_queues },
+	{ "collective_forked", collective_forked },
 	{ NULL, NULL },
 };

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define CAPS (FI_MSG | FI_TAGGED | FI_RMA | FI_RMA_EVENT | FI_SOURCE)
@@ -750,6 +751,53 @@ static void rma_departure(struct side *me)
 	free(memory);
 }
 
+/* A forked child that closes its parent's region takes nothing from the parent or its peer. */
+static void rma_forked(struct side *me)
+{
+	enum { LEN = 256 * 1024 };
+	char *memory = need(LEN), word = 0;
+	struct target target;
+	struct fid_mr *mr;
+
+	side_begin(me, &(struct setup){ .caps = CAPS });
+	mr = offer(me, memory, LEN, FI_REMOTE_WRITE, &target);
+	for (uint32_t round = 0; round < 8; round++) {
+		if (me->rank == 0) {
+			fill(memory, LEN, round);
+			POST(me, fi_write(me->ep, memory, LEN, NULL, me->peer, target.address, target.key, NULL));
+			completion(me->tx);
+			POST(me, fi_trecv(me->ep, &word, 1, NULL, FI_ADDR_UNSPEC, round, 0, NULL));
+			barrier(me);
+			completion(me->rx);
+			SAME(word, round + 1);
+			continue;
+		}
+		barrier(me);
+		for (double end = now() + PATIENCE_S; !holds(memory, LEN, round, 0); progress(me))
+			CHECK(now() < end);
+		if (round % 2) {
+			int status;
+			pid_t child = fork();
+
+			CHECK(child >= 0);
+			if (child == 0) {
+				alarm(10);
+				close_region(mr);
+				side_close(me);
+				_exit(0);
+			}
+			SAME(waitpid(child, &status, 0), child);
+			SAME(status, 0);
+		}
+		word = (char)(round + 1);
+		POST(me, fi_tsend(me->ep, &word, 1, NULL, me->peer, round, NULL));
+		completion(me->tx);
+	}
+	close_region(mr);
+	side_end(me);
+	free(memory);
+}
+
 const struct group rma_groups[] = {
 	{ "rma_forms", rma_forms },
 	{ "rma_forms_basic", rma_forms_basic },
@@ -766,5 +814,6 @@ const struct group rma_groups[] = {
 	{ "rma_of_targets", rma_of_targets },
 	{ "rma_without_receives", rma_without_receives },
 	{ "rma_departure", rma_departure },
+	{ "rma_forked", rma_forked },
 	{ NULL, NULL },
 };

@@ -263,6 +263,10 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         let ep = &*mc.endpoint;
         let guard = ep.domain.lock.control();
         ep.state(&guard).groups.retain(|known| known.group != mc.group);
+        if !ep.domain.lock.is_here() {
+            // A forked child: the parent is still a member.
+            return 0;
+        }
         let mut host = ep.host(&guard);
         if let Some(engine) = ep.engine(&guard) {
             engine.leave_group(mc.group, &mut host);
