@@ -132,6 +132,11 @@ impl Router {
         }
     }
 
+    /// An access at bare addresses is announced over a way to the peer.
+    fn ensure_for(&mut self, peer: PeerId, key: &RemoteKey) -> Result<(), SendError> {
+        if *key == RemoteKey::ADDRESSES { self.ensure(peer).map(drop) } else { Ok(()) }
+    }
+
     #[cold]
     fn make_contact(&mut self, peer: PeerId) -> Result<Lane, SendError> {
         let _shield = Shield::raise();
@@ -644,6 +649,7 @@ impl OneSided for Router {
         if local.is_on_device() && !self.lanes(peer).take_device(&to.key) {
             return Err(NO_WAY);
         }
+        self.ensure_for(peer, &to.key)?;
         by_key!(on_lane_mut, self, peer, to.key, t => t.put(peer, local, to, how), Err(NO_WAY))
     }
 
@@ -657,6 +663,7 @@ impl OneSided for Router {
         if local.is_on_device() && !self.lanes(peer).take_device(&from.key) {
             return Err(NO_WAY);
         }
+        self.ensure_for(peer, &from.key)?;
         by_key!(on_lane_mut, self, peer, from.key, t => t.get(peer, local, from, token), Err(NO_WAY))
     }
 

@@ -97,12 +97,20 @@ impl Shm {
     pub(super) fn on_bell(&mut self, peers: &mut PeerTable, handler: &mut impl Handler) -> usize {
         let ended = self.bell.as_ref().is_some_and(|bell| bell.silence());
         let n = if ended { self.see_closed_off(peers, handler) } else { 0 };
-        if self.waiting.sleeping && !self.inbound.sleep() {
-            // Another thread than this one sleeps, and the ring that was to wake it for the message there is silenced.
+        if self.waiting.sleeping {
+            // The ring that was to wake the thread for a message may be the one that is silenced.
+            self.ring_for_messages();
+        }
+        n
+    }
+
+    /// Another thread than this one sleeps: it is woken by the next message, and now if a message is there for which
+    /// nobody will ring.
+    pub(super) fn ring_for_messages(&self) {
+        if !self.inbound.sleep() {
             self.inbound.watch();
             self.bell.iter().for_each(|bell| bell.ring(bell.address(), Ring::Message));
         }
-        n
     }
 
     /// Takes down the links that the other end has closed.
@@ -594,6 +602,16 @@ mod tests {
             assert!(a.shm.bell.as_ref().unwrap().rings(), "{len}");
             assert_eq!(hears(&mut a), [Message(len)]);
         }
+    }
+
+    #[test]
+    fn a_thread_that_sleeps_is_woken_for_a_message_that_came_with_the_link() {
+        let [mut a, mut b] = end_pair();
+        assert!(a.shm.sleep());
+        send(&mut b, &a, 100);
+        a.shm.poll_sockets(&mut a.peers, &mut Deaf);
+        assert!(a.shm.bell.as_ref().unwrap().rings());
+        assert_eq!(hears(&mut a), [Message(100)]);
     }
 
     #[test]

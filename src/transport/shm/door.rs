@@ -168,7 +168,7 @@ impl Door {
     /// Something here needs a later look even if no descriptor becomes ready.
     #[inline]
     pub(super) fn is_waiting(&self) -> bool {
-        self.paused_until != 0
+        !matches!(self.paused_until, 0 | u64::MAX)
             || !self.strangers.is_empty()
             || !self.refused.is_empty()
             || self.greetings.iter().any(Option::is_some)
@@ -302,9 +302,12 @@ impl Door {
     /// A connection from slot `at` waits on, there or, if another has taken that slot meanwhile, in another one.
     pub(super) fn put_back(&mut self, at: usize, greeting: Greeting) {
         let free = self.greetings.get(at).is_some_and(Option::is_none);
-        let at = if free { at } else { self.room() };
-        if let Some(slot) = self.greetings.get_mut(at) {
-            *slot = Some(greeting);
+        let first_free = || self.greetings.iter().position(Option::is_none);
+        let at = if free { Some(at) } else { first_free() };
+        match at.and_then(|at| self.greetings.get_mut(at)) {
+            Some(slot) => *slot = Some(greeting),
+            // All have come meanwhile: none of them is dropped for it.
+            None => self.greetings.push(Some(greeting)),
         }
     }
 

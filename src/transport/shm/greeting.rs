@@ -684,6 +684,26 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_that_is_looked_at_again_takes_no_place_of_another() {
+        let [mut a, _b] = ends();
+        let senders: Vec<End> = (0..=GREETINGS_MAX)
+            .map(|_| {
+                let mut one = end(CmaPolicy::Off);
+                send(&mut one, &a, 1000);
+                one
+            })
+            .collect();
+        let accept = |a: &mut End| a.shm.next_caller().ok().unwrap();
+        let first = accept(&mut a);
+        for at in 0..GREETINGS_MAX {
+            let greeting = accept(&mut a);
+            a.shm.door.put_back(at, greeting);
+        }
+        a.shm.door.put_back(0, first);
+        assert_eq!(a.shm.door.greetings.iter().flatten().count(), senders.len());
+    }
+
+    #[test]
     fn a_turn_handles_more_connections_than_one_call_returns() {
         let [mut a, mut b] = ends();
         let senders: Vec<End> = (0..2 * READY)

@@ -254,7 +254,7 @@ impl Shm {
         });
         if self.waiting.sleeping {
             // The thread may have begun to sleep without links, and without words.
-            self.inbound.watch();
+            self.ring_for_messages();
             self.watches.wake_within(Some(self.watches.every_ns()));
         }
         self.share_places(peer);

@@ -91,8 +91,9 @@ impl Shm {
         let allowed = |link: &&Inbound| if reads { link.reach().0 } else { link.reach().1 };
         let refused = SendError::Unreachable(Errno(libc::EPERM));
         let link = self.inbound_of(peer).filter(allowed).ok_or(refused)?;
-        let memory = self.out(peer).map(|out| out.producer.memory());
-        let words = memory.and_then(|memory| Words::of(memory));
+        // Without an own link nothing announces the copy, and the peer would not wait for its end.
+        let out = self.out(peer).ok_or(SendError::Again)?;
+        let words = Words::of(out.producer.memory());
         if let Some(words) = &words {
             words.begin();
         }
@@ -346,6 +347,19 @@ mod tests {
             "not tried again"
         );
         assert_eq!(a.shm.get(peer, &local, &remote, 0), Err(refused));
+    }
+
+    #[test]
+    fn no_copy_begins_that_nothing_announces() {
+        let (mut mine, mut theirs) = ([1u8; 100], [2u8; 100]);
+        let Some(linked) = with_region(&mut mine, &mut theirs) else { return };
+        let ([(mut a, peer), (_b, _)], local, _) = linked;
+        theirs = [3; 100];
+        let bare = Remote { key: RemoteKey::ADDRESSES, offset: list(&mut theirs).1.addr };
+        a.shm.outbound.clear();
+        assert_eq!(a.shm.put(peer, &local, &bare, WRITE), Err(SendError::Again));
+        assert_eq!(a.shm.get(peer, &local, &bare, 0), Err(SendError::Again));
+        assert_eq!((mine, theirs), ([1; 100], [3; 100]));
     }
 
     #[test]
