@@ -24,6 +24,7 @@ pub(crate) mod hub;
 pub(crate) mod late_set;
 pub(crate) mod made_once;
 pub(crate) mod mappings;
+pub(crate) mod mirror;
 pub(crate) mod net;
 pub(crate) mod numbered;
 pub(crate) mod numbers;

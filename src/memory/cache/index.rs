@@ -11,12 +11,13 @@ use super::monitor::Change;
 use super::registrar::{Access, Limits};
 use super::span::Span;
 use super::statistics::Account;
+use crate::sys::mirror::Mirror;
 use intrusive_collections::{
     Bound, KeyAdapter, LinkedList, LinkedListAtomicLink, RBTree, RBTreeAtomicLink,
     intrusive_adapter,
 };
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 /// How long no registration is kept for addresses whose pages are being discarded. The kernel reports a discard first,
 /// and carries it out when the thread runs again. A machine in use does not stall a thread for a second.
@@ -27,6 +28,8 @@ const QUARANTINED: usize = 128;
 pub(super) struct Entry<H> {
     /// The device's registration.
     pub(super) handle: H,
+    /// Of shared memory: shows changes without an event.
+    mirror: OnceLock<Mirror>,
     _account: Account, // dropped after the handle: it counts its end
     pub(super) span: Span,
     pub(super) access: Access,
@@ -51,6 +54,7 @@ impl<H> Entry<H> {
     pub(super) fn leased(handle: H, account: Account, span: Span, access: Access) -> Arc<Self> {
         Arc::new(Self {
             handle,
+            mirror: OnceLock::new(),
             _account: account,
             span,
             access,
@@ -64,6 +68,16 @@ impl<H> Entry<H> {
             by_age: RBTreeAtomicLink::new(),
             by_death: LinkedListAtomicLink::new(),
         })
+    }
+
+    /// Has `mirror`, which was made before the registration, show whether its pages are those of its addresses.
+    pub(super) fn set_mirror(&self, mirror: Mirror) {
+        let _ = self.mirror.set(mirror);
+    }
+
+    /// Whether the pages of `want`, within its addresses, are those that were registered, as far as a mirror shows.
+    pub(super) fn is_true_of(&self, want: Span) -> bool {
+        self.mirror.get().is_none_or(|mirror| mirror.shows(want.start, want.len()))
     }
 
     /// The ranges that need no watching for it any longer.
@@ -350,6 +364,16 @@ impl<H> Index<H> {
         }
         self.dead.push_back(entry);
         Released::Dead
+    }
+
+    /// Ends a lease, and removes the entry: its pages have changed without an event.
+    pub(super) fn reject(&mut self, entry: Arc<Entry<H>>) -> Released<H> {
+        let listed = entry.listed.load(Relaxed).then_some(entry.span.start);
+        let released = self.release(entry);
+        let Some(start) = listed else { return released };
+        self.invalidations += 1;
+        self.unlist(start);
+        if self.has_dead() { Released::Dead } else { Released::Held }
     }
 
     /// Removes all entries that overlap `span`. Returns whether entries wait for the worker.

@@ -15,14 +15,16 @@
 //! | a hole in the range: what is mapped there later would not be watched | such a range is not kept | `holes` |
 //! | another library watches what was mapped over an entry | only the rest of the entry is unwatched | `what_somebody_else_watches_by_now_stays_watched` |
 //! | another library watches the range already | a watch that does not begin ends none | `a_vigil_that_does_not_begin_ends_no_other_watch` |
-//! | changes without an event: files that shrink or get holes, shared memory | only private anonymous memory is kept; its kind is checked while it is watched | `kinds` |
+//! | changes without an event: files that shrink or get holes | only memory is kept, no private copy of a file; of shared memory a mirror shows at each hit that its pages are the same ([`crate::sys::mirror`]); the kind is checked while it is watched | `kinds` |
+//! | shmdt comes without an event | System V memory is not kept: userfaultfd does not take it | `files_and_segments` |
 //! | fork: the child's pages are not the parent's | a child gets no registration ([`ForkMark`]); the parent's pages stay (Linux 5.12) | `a_child_gets_nothing`, `torture` |
 //! | the thread that frees memory waits for the thread that wants to free a registration | the monitor only removes entries; a worker deregisters; no memory is allocated or freed under the locks that the monitor takes | `torture`, under malloc's own trimming |
 //! | the monitor's stack is next to a buffer, and is watched when its thread ends | a thread that joins the monitor has released the userfaultfd before | `a_monitor_ends_even_if_its_own_stack_is_watched` |
 //!
-//! Two gaps remain, because the kernel reports them in no way: `shmat(SHM_REMAP)` over private memory, and guard pages
-//! (`MADV_GUARD_INSTALL`, Linux 6.13), which discard what was there (test `guard_pages_come_without_an_event`).
-//! FI_UDRV_CACHE=off closes them. Huge pages of hugetlbfs are not kept.
+//! Three gaps remain, because the kernel reports them in no way: `shmat(SHM_REMAP)` over other memory, remap_file_pages(2),
+//! and guard pages (`MADV_GUARD_INSTALL`, Linux 6.13), which discard what was there (test
+//! `guard_pages_come_without_an_event`). FI_UDRV_CACHE=off closes them. Pages of hugetlbfs are kept if they are private
+//! anonymous memory (MAP_HUGETLB); shared ones cannot be mirrored.
 //!
 //! The cost for the application: a thread that unmaps, moves or discards memory in a watched mapping waits for the
 //! monitor (6 µs on the project machine). khugepaged leaves such mappings alone. Another user of userfaultfd gets EBUSY
@@ -53,10 +55,11 @@ pub(crate) use statistics::Statistics;
 
 use super::declared;
 use crate::sys::cancel::Shield;
+use crate::sys::mirror::Mirror;
 use crate::sys::process::{ForkMark, page_size};
 use crate::sys::{Errno, clock};
 use crate::telemetry::log;
-use index::{Entry, Index, Pending, Released};
+use index::{Entry, Index, Pending};
 use monitor::{Subscriber, Watched, lock};
 use shared::Shared;
 use statistics::{Account, count};
@@ -181,11 +184,9 @@ impl<R: Registrar> Cache<R> {
         let result = if self.keeps() {
             // The question comes before the look-up: `monitor.rs` says why.
             let settled = self.shared.monitor.as_ref().is_none_or(|monitor| monitor.is_settled());
-            if let Some(entry) =
-                settled.then(|| lock(&self.shared.index).hit(want, access)).flatten()
-            {
+            if let Some(lease) = settled.then(|| self.hit(want, access)).flatten() {
                 count(&self.shared.counters.hits);
-                return Ok(self.lease(entry));
+                return Ok(lease);
             }
             if !settled {
                 count(&self.shared.counters.unsettled);
@@ -195,6 +196,17 @@ impl<R: Registrar> Cache<R> {
             self.once(exact, access)
         };
         result.inspect_err(|_| count(&self.shared.counters.refused))
+    }
+
+    /// A registration that is kept, and shows what is mapped.
+    fn hit(&self, want: Span, access: Access) -> Option<Lease<R>> {
+        let entry = lock(&self.shared.index).hit(want, access)?;
+        if entry.is_true_of(want) {
+            return Some(self.lease(entry));
+        }
+        let released = lock(&self.shared.index).reject(entry);
+        self.shared.settle(released);
+        None
     }
 
     /// Whether registrations may be kept.
@@ -302,19 +314,12 @@ impl<R: Registrar> Cache<R> {
     ) -> Option<Made<R::Handle, E>> {
         let shared = &*self.shared;
         let pending = Pending::new(span);
-        let now = clock::now_ns();
-        let watched = shared.watch(span, || lock(&shared.index).announce(&pending, now));
-        if watched != Ok(Watched::Yes) {
-            lock(&shared.index).conclude(&pending);
-            match watched {
-                Ok(Watched::InVain) => shared.unwatch(pending.unwatch()),
-                Ok(_) => (),
-                Err(error) => self.tell_of(error),
-            }
-            return None;
-        }
-        // From here on, a change of the range is noted in `pending`.
+        // From here on, a change of the range is noted in `pending`, or shown by the mirror.
+        let mirror = self.watch_for(&pending)?;
         let made = register();
+        if let (Ok(entry), Some(mirror)) = (&made, mirror) {
+            entry.set_mirror(mirror);
+        }
         let mut index = lock(&shared.index);
         let unchanged = index.conclude(&pending);
         let listed = unchanged && made.as_ref().is_ok_and(|entry| index.insert(entry));
@@ -327,6 +332,30 @@ impl<R: Registrar> Cache<R> {
             self.shared.bury(); // pinned memory stays within its limit
         }
         Some((made, listed))
+    }
+
+    /// Has the addresses of a new registration watched, and mirrors shared memory. `None`: they cannot be kept.
+    fn watch_for(&self, pending: &Arc<Pending>) -> Option<Option<Mirror>> {
+        let shared = &*self.shared;
+        let (span, now) = (pending.span, clock::now_ns());
+        let watched = shared.watch_any(span, || lock(&shared.index).announce(pending, now));
+        let error = match watched {
+            Ok(Watched::Yes) => return Some(None),
+            Ok(Watched::Shared) => match shared.mirror(span) {
+                Ok(mirror) => return Some(Some(mirror)),
+                Err(error) => Some(error),
+            },
+            Ok(_) => None,
+            Err(error) => Some(error),
+        };
+        lock(&shared.index).conclude(pending);
+        if matches!(watched, Ok(Watched::Shared | Watched::InVain)) {
+            shared.unwatch(pending.unwatch());
+        }
+        if let Some(error) = error {
+            self.tell_of(error);
+        }
+        None
     }
 
     /// A registration for this request alone, as far as this cache knows.
@@ -416,14 +445,7 @@ impl<R: Registrar> Drop for Lease<R> {
             return;
         }
         let released = lock(&self.shared.index).release(self.entry.clone());
-        match released {
-            Released::Held => (),
-            Released::Dead if !self.shared.has_worker() => {
-                self.shared.bury();
-            }
-            Released::Dead => self.shared.work.notify_one(),
-            Released::Yours(entry) => drop(entry), // deregisters, with the one in `self`
-        }
+        self.shared.settle(released); // deregisters, with the one in `self`
     }
 }
 

@@ -24,7 +24,8 @@
 use super::span::Span;
 use crate::sys::Errno;
 use crate::sys::event::{Doorbell, wait_any};
-use crate::sys::mappings::{Mapping, Mappings};
+use crate::sys::mappings::{Kind, Mapping, Mappings};
+use crate::sys::mirror::{Mirror, PageMap};
 use crate::sys::per_process::PerProcess;
 use crate::sys::process::ForkMark;
 use crate::sys::thread::Thread;
@@ -53,6 +54,8 @@ pub(super) enum Change {
 pub(super) enum Watched {
     /// It is watched.
     Yes,
+    /// It is watched, and is shared memory: other processes can change its pages without an event.
+    Shared,
     /// Nothing was done.
     No,
     /// The range is watched, at least in part, but its memory cannot be kept.
@@ -75,6 +78,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Inner {
     userfaultfd: Userfaultfd,
     mappings: Mappings,
+    pages: Result<PageMap, Errno>,
     mark: ForkMark,
     stop: Doorbell,
     stopping: AtomicBool,
@@ -167,6 +171,7 @@ impl Monitor {
                 (if e.0 == libc::EDEADLK { "userfaultfd under valgrind" } else { USERFAULTFD }, e)
             })?,
             mappings: mappings().map_err(|e| ("/proc/self/maps", e))?,
+            pages: PageMap::open(),
             mark: ForkMark::new().map_err(|e| ("MADV_WIPEONFORK", e))?,
             stop: Doorbell::new().map_err(|e| ("eventfd", e))?,
             stopping: AtomicBool::new(false),
@@ -245,8 +250,8 @@ impl Monitor {
     }
 
     /// Calls `announce`, and watches `span` if that returns true. Later changes are noted in what was announced. Only
-    /// private anonymous memory is watched: the kernel sends no event if a file is truncated or gets a hole (by any
-    /// process), or if System V memory is detached. Errors: those of [`Userfaultfd::register`].
+    /// memory that no other process can change is watched: the kernel sends no event if a file is truncated or gets a
+    /// hole (by any process), or if System V memory is detached. Errors: those of [`Userfaultfd::register`].
     ///
     /// Mappings are watched as a whole: to watch a part splits the mapping, and mremap(2) cannot resize both parts at
     /// once, so the application would get an EFAULT that it did not get before.
@@ -255,17 +260,51 @@ impl Monitor {
         span: Span,
         announce: impl FnOnce() -> bool,
     ) -> Result<Watched, Errno> {
-        let Some(whole) = self.inner.anonymous(span) else { return Ok(Watched::No) };
+        self.watch_one_of(&[Kind::Private], span, announce)
+    }
+
+    /// As [`Monitor::watch`], of shared memory too, for which the caller needs a [`Monitor::mirror`].
+    pub(super) fn watch_any(
+        &self,
+        span: Span,
+        announce: impl FnOnce() -> bool,
+    ) -> Result<Watched, Errno> {
+        self.watch_one_of(&[Kind::Private, Kind::Shared], span, announce)
+    }
+
+    fn watch_one_of(
+        &self,
+        kinds: &[Kind],
+        span: Span,
+        announce: impl FnOnce() -> bool,
+    ) -> Result<Watched, Errno> {
+        let memory = || self.inner.memory(span).filter(|(_, kind)| kinds.contains(kind));
+        let Some((whole, _)) = memory() else { return Ok(Watched::No) };
         {
             let _held = lock(&self.inner.watching);
             if !announce() {
                 return Ok(Watched::No);
             }
+            // The kernel refuses files that are not in memory, and System V memory.
             self.inner.userfaultfd.register(whole.start, whole.end)?;
         }
         // Checked again now that it is watched: it may have been another mapping before.
-        let still = self.inner.anonymous(span).is_some();
-        Ok(if still { Watched::Yes } else { Watched::InVain })
+        Ok(match memory() {
+            Some((_, Kind::Shared)) => Watched::Shared,
+            Some(_) => Watched::Yes,
+            None => Watched::InVain,
+        })
+    }
+
+    /// A mirror of watched shared memory, which shows changes without an event. The caller holds no lock. Errors: those
+    /// of [`Mirror::of`], and of opening the page map.
+    pub(super) fn mirror(&self, span: Span) -> Result<Mirror, Errno> {
+        let mirror =
+            Mirror::of(span.start, span.len(), self.inner.pages.as_ref().map_err(|e| *e)?)?;
+        // It is watched as what it mirrors, in vain.
+        let (start, end) = mirror.range();
+        self.inner.unregister(Span { start, end });
+        Ok(mirror)
     }
 
     /// Stops watching the mappings of `span`, except those in which a cache needs an address.
@@ -273,7 +312,7 @@ impl Monitor {
         let _held = lock(&self.inner.watching);
         let _ = self.inner.mappings.each(span.start, span.end, |mapping| {
             let whole = Span { start: mapping.start, end: mapping.end };
-            if mapping.anonymous && !self.inner.is_needed(whole) {
+            if mapping.kind != Kind::Copy && !self.inner.is_needed(whole) {
                 self.inner.unregister(whole);
             }
         });
@@ -308,6 +347,8 @@ impl Inner {
         let (span, change) = match event {
             Event::Unmapped { start, end } => (Span { start, end }, Change::Gone),
             Event::Discarded { start, end } => (Span { start, end }, Change::Discarded),
+            // Mirrored: nothing has changed.
+            Event::Moved { len: 0, .. } => return,
             Event::Moved { from, to, len } => {
                 self.tell(Span { start: to, end: to.saturating_add(len) }, Change::Gone);
                 (Span { start: from, end: from.saturating_add(len) }, Change::Gone)
@@ -332,17 +373,21 @@ impl Inner {
         }
     }
 
-    /// The mappings of `span`, as a whole, if all of it is private anonymous memory. The kernel watches the mappings that
-    /// exist: one that fills a hole later would not be watched.
-    fn anonymous(&self, span: Span) -> Option<Span> {
-        let (mut whole, mut all, mut next) = (span, true, span.start);
+    /// The mappings of `span`, as a whole, if there is no hole between them, all have the same kind, and only one is of
+    /// a file. The kernel watches the mappings that exist: one that fills a hole later would not be watched.
+    fn memory(&self, span: Span) -> Option<(Span, Kind)> {
+        let (mut whole, mut all, mut next, mut first) = (span, true, span.start, None);
         let show = |mapping: Mapping| {
             whole = whole.hull(Span { start: mapping.start, end: mapping.end });
-            all &= mapping.anonymous && mapping.start <= next;
+            let alone = first.is_none() || mapping.kind == Kind::Private;
+            all &= mapping.start <= next
+                && alone
+                && *first.get_or_insert(mapping.kind) == mapping.kind;
             next = mapping.end;
         };
         let asked = self.mappings.each(span.start, span.end, show);
-        (asked.is_ok() && all && next >= span.end).then_some(whole)
+        let kind = first.filter(|_| asked.is_ok() && all && next >= span.end)?;
+        Some((whole, kind))
     }
 
     fn is_needed(&self, span: Span) -> bool {

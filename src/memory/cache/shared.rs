@@ -1,11 +1,12 @@
 //! The state that a cache shares with its leases, its monitor and the thread that deregisters.
 
-use super::index::Index;
+use super::index::{Index, Released};
 use super::monitor::{Change, Monitor, Subscriber, Watched, lock};
 use super::registrar::{Access, Registrar};
 use super::span::Span;
 use super::statistics::Counters;
 use crate::sys::cancel::Shield;
+use crate::sys::mirror::Mirror;
 use crate::sys::process::ForkMark;
 use crate::sys::{Errno, clock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -55,6 +56,23 @@ impl<R: Registrar> Shared<R> {
         }
     }
 
+    /// As [`Shared::watch`], of shared memory too: see [`Monitor::watch_any`].
+    pub(super) fn watch_any(
+        &self,
+        span: Span,
+        announce: impl FnOnce() -> bool,
+    ) -> Result<Watched, Errno> {
+        match &self.monitor {
+            Some(monitor) => monitor.watch_any(span, announce),
+            None => self.watch(span, announce),
+        }
+    }
+
+    /// A mirror of watched shared memory. Errors: those of [`Monitor::mirror`].
+    pub(super) fn mirror(&self, span: Span) -> Result<Mirror, Errno> {
+        self.monitor.as_ref().ok_or(Errno(libc::EINVAL))?.mirror(span)
+    }
+
     pub(super) fn unwatch(&self, spans: impl Iterator<Item = Span>) {
         if let Some(monitor) = &self.monitor {
             spans.for_each(|span| monitor.unwatch(span));
@@ -64,6 +82,18 @@ impl<R: Registrar> Shared<R> {
     /// Whether a thread deregisters what is dead.
     pub(super) fn has_worker(&self) -> bool {
         self.monitor.is_some() && !self.closed.load(Ordering::Acquire)
+    }
+
+    /// Follows the end of a lease.
+    pub(super) fn settle(&self, released: Released<R::Handle>) {
+        match released {
+            Released::Held => (),
+            Released::Dead if !self.has_worker() => {
+                self.bury();
+            }
+            Released::Dead => self.work.notify_one(),
+            Released::Yours(entry) => drop(entry), // deregisters
+        }
     }
 
     /// Deregisters all dead entries; the caller holds no lock. Returns whether there were any.

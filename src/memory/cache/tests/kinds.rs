@@ -80,6 +80,22 @@ impl<R: Device + Clone> Bench<R> {
     }
 }
 
+impl Bench<Ring> {
+    /// Checks that shared memory is kept, changes its pages in a way of which there is no event, and checks again.
+    fn after_silence(&self, addr: usize, len: usize, change: &dyn Fn()) {
+        fill(addr, len, 1);
+        self.keep(addr, len);
+        let before = self.cache.statistics();
+        change();
+        fill(addr, len, 2);
+        self.check(addr, len);
+        let after = self.cache.statistics();
+        assert_eq!(after.invalidations, before.invalidations + 1);
+        assert_eq!((after.hits, after.entries), (before.hits, before.entries));
+        assert!(self.is_kept(addr, len));
+    }
+}
+
 #[test]
 fn unmapped() {
     let Some(bench) = pinning() else { return };
@@ -175,8 +191,14 @@ fn huge_pages() {
     unmap(base, 3 * HUGE);
     match map_as(0, HUGE, ANON | libc::MAP_HUGETLB, -1) {
         Some(addr) => {
+            bench.after(addr, HUGE, || assert!(advise(addr, HUGE, libc::MADV_DONTNEED)));
+            fill(addr, HUGE, 2);
+            bench.check(addr, HUGE);
+            bench.after(addr + PAGE, HUGE / 2, || unmap(addr, HUGE));
+            let shared = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB;
+            let addr = map_as(0, HUGE, shared, -1).unwrap();
             fill(addr, HUGE, 1);
-            assert!(!bench.is_kept(addr, HUGE), "hugetlbfs is a file");
+            assert!(!bench.is_kept(addr, HUGE), "it has no mirror");
             unmap(addr, HUGE);
         }
         None => eprintln!("skipped: this machine has no hugetlb pages"),
@@ -240,33 +262,34 @@ fn holes() {
     });
 }
 
-/// No event reports changes of files: no registration of them is kept.
+/// No event reports changes of files: no registration of private copies of them is kept.
 #[test]
-fn files_and_shared_memory() {
+fn files_and_segments() {
     let Some(bench) = copying() else { return };
     let memfd = file(LEN);
     let on_disk = std::fs::File::options().read(true).open(std::env::current_exe().unwrap());
     let disk = on_disk.unwrap();
-    let shared = libc::MAP_SHARED;
-    let anonymous = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    let (private, shared) = (libc::MAP_PRIVATE, libc::MAP_SHARED);
     for (what, flags, fd) in [
-        ("memfd", shared, memfd.as_raw_fd()),
-        ("private memfd", libc::MAP_PRIVATE, memfd.as_raw_fd()),
-        ("shared anonymous", anonymous, -1),
-        ("private file", libc::MAP_PRIVATE, disk.as_raw_fd()),
+        ("private memfd", private, memfd.as_raw_fd()),
+        ("private file", private, disk.as_raw_fd()),
+        ("shared file", shared, disk.as_raw_fd()),
     ] {
-        let addr = map_as(0, LEN, flags, fd).unwrap();
-        fill(addr, LEN, 1);
+        let readable = |at| {
+            // SAFETY: a new mapping, or one over a mapping of this test.
+            let got = unsafe {
+                let over = if at == 0 { 0 } else { libc::MAP_FIXED };
+                let at = std::ptr::with_exposed_provenance_mut(at);
+                libc::mmap(at, LEN, libc::PROT_READ, flags | over, fd, 0)
+            };
+            assert_ne!(got, libc::MAP_FAILED);
+            got.expose_provenance()
+        };
+        let addr = readable(0);
         assert!(!bench.is_kept(addr, LEN), "{what}");
-        if fd == memfd.as_raw_fd() {
-            memfd.set_len(0).unwrap();
-            memfd.set_len(LEN as u64).unwrap();
-            fill(addr, LEN, 2);
-            bench.check(addr, LEN);
-        }
         // Anonymous memory next to it, in one request.
         let both = map(2 * LEN);
-        map_as(both + LEN, LEN, flags | libc::MAP_FIXED, fd).unwrap();
+        readable(both + LEN);
         assert!(!bench.is_kept(both + LEN - PAGE, 2 * PAGE), "{what}, in part");
         bench.keep(both, LEN);
         unmap(both, 2 * LEN);
@@ -291,6 +314,67 @@ fn files_and_shared_memory() {
 }
 
 #[test]
+fn shared_memory() {
+    let Some(bench) = pinning() else { return };
+    let memfd = file(LEN);
+    let anonymous = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    for (flags, fd) in [(libc::MAP_SHARED, memfd.as_raw_fd()), (anonymous, -1)] {
+        let mapped = || map_as(0, LEN, flags, fd).unwrap();
+        let addr = mapped();
+        bench.after(addr, LEN, || assert!(advise(addr + PAGE, PAGE, libc::MADV_REMOVE)));
+        fill(addr, LEN, 2);
+        bench.check(addr, LEN);
+        bench.after(addr + LEN / 2, LEN / 2, || unmap(addr + LEN - PAGE, PAGE));
+        let (addr, mut new) = (mapped(), 0);
+        bench.after(addr, LEN, || new = remap(addr, LEN, LEN / 2, libc::MREMAP_MAYMOVE).unwrap());
+        bench.check(new, LEN / 2);
+        // Private memory next to it, in one request, is another mapping.
+        let both = map(2 * LEN);
+        map_as(both + LEN, LEN, flags | libc::MAP_FIXED, fd).unwrap();
+        fill(both, 2 * LEN, 1);
+        assert!(!bench.is_kept(both + LEN - PAGE, 2 * PAGE));
+        unmap(both, 2 * LEN);
+    }
+    // SAFETY: the descriptor of this test; mode and range as fallocate(2) has them.
+    let punch = |at: i64, len: i64| unsafe {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        assert_eq!(libc::fallocate(memfd.as_raw_fd(), mode, at, len), 0);
+    };
+    let shorten = || {
+        memfd.set_len(0).unwrap();
+        memfd.set_len(LEN as u64).unwrap();
+    };
+    let addr = map_as(0, LEN, libc::MAP_SHARED, memfd.as_raw_fd()).unwrap();
+    let changes: [&dyn Fn(); 3] =
+        [&shorten, &|| punch(0, PAGE as i64), &|| punch((LEN - PAGE) as i64, PAGE as i64)];
+    for change in changes {
+        bench.after_silence(addr, LEN, change);
+    }
+    bench.keep(addr, LEN);
+}
+
+/// A process that shares the memory takes pages from it, and the kernel reports nothing.
+#[test]
+fn shared_memory_that_another_process_changes() {
+    let Some(bench) = pinning() else { return };
+    let addr = map_as(0, LEN, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1).unwrap();
+    bench.after_silence(addr, LEN, &|| {
+        // SAFETY: the child makes only system calls, and exits without returning.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let done = advise(addr + PAGE, PAGE, libc::MADV_REMOVE);
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(!done)) };
+        }
+        let mut status = -1;
+        // SAFETY: the child made above, and a live local.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+    });
+    unmap(addr, LEN);
+}
+
+#[test]
 fn files_are_known_by_the_text_of_an_older_kernel_too() {
     let Some(shared) = monitor() else { return };
     drop(shared);
@@ -302,6 +386,9 @@ fn files_are_known_by_the_text_of_an_older_kernel_too() {
     bench.keep(addr, LEN);
     map_as(addr + LEN, LEN, libc::MAP_PRIVATE | libc::MAP_FIXED, memfd.as_raw_fd()).unwrap();
     assert!(!bench.is_kept(addr + LEN - PAGE, 2 * PAGE));
+    let shared = map_as(0, LEN, libc::MAP_SHARED, memfd.as_raw_fd()).unwrap();
+    fill(shared, LEN, 1);
+    bench.keep(shared, LEN);
 }
 
 #[test]
