@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_have_is_closed_by_nobody() {
+    fn an_object_with_other_owners_is_not_closed() {
         let home = Home::here();
         assert_eq!(
             (may_close(1, home), may_close(2, home)),

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ours_is_found_behind_hooks() {
+    fn an_object_of_ours_is_found_behind_hooks() {
         let ours = Ours { shown: shown(TABLE.as_mut_ptr()), value: 7 };
         let first = hook(address(&ours));
         let second = hook(address(&first));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_is_refused_whatever_lies_behind_it() {
+    fn a_foreign_object_is_refused_whatever_lies_behind_it() {
         assert_eq!(found(0), None);
         for behind in [0, 1, 4096, usize::MAX, usize::MAX - 7] {
             let foreign = hook(behind);

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lingers_is_closed_without_waiting() {
+    fn a_socket_that_lingers_is_closed_without_waiting() {
         for queued in [false, true] {
             let (fd, _peer) = lingering(LINGER_S as i32);
             let fd = if queued { holding(fd) } else { fd };

@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_told_without_a_signal() {
+    fn memory_that_is_not_there_is_told_without_a_signal() {
         let page = page_size();
         let len = 700 * page;
         let map = |prot| {

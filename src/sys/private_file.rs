@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_may_read_or_have_made_is_not() {
+    fn a_file_that_others_may_read_or_have_made_is_not_private() {
         let place = Place::new("others");
         for mode in [0o640, 0o604, 0o660, 0o620, 0o610] {
             let path = place.file("key", b"secret", mode);

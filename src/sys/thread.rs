@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_cannot_run_is_dropped() {
+    fn a_body_that_no_thread_runs_is_dropped() {
         let (kept, theirs) = channel::<()>();
         let body = move || drop(kept);
         let huge = 1 << 60;

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_memory_is_refused() {
+    fn addresses_without_memory_are_refused() {
         let Ok(watcher) = Userfaultfd::open() else { return eprintln!("skipped: no userfaultfd") };
         assert_eq!(watcher.register(0, 4096), Err(Errno(libc::EINVAL)));
         assert_eq!(watcher.register(4096, 4096), Err(Errno(libc::EINVAL)));

@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_or_is_unknown_is_left_out() {
+    fn records_that_change_or_are_unknown_are_left_out() {
         assert_eq!(page(&[(256, 3)]).json(false)["endpoints"], json!([]));
         let mut torn = page(&[]);
         torn.later[8 * 256] = 4;

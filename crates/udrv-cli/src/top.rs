@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_does() {
+    fn a_line_says_what_a_process_does() {
         let of = |polls: u64, empty: u64, asleep: u64| {
             let endpoint = json!({ "polls": polls, "empty_polls": empty, "asleep": asleep });
             json!({ "endpoints": [endpoint], "process_state": "R" })

@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_on_is_one_slice() {
+    fn an_operation_under_way_is_one_slice() {
         let mut timeline = Timeline::default();
         let pages = [page(0, 0, 0), page(9, 5, 0), page(9, 9, 100), page(9, 20, 500)];
         for (number, pair) in pages.windows(2).enumerate() {

@@ -331,7 +331,7 @@ fn keys_of_address_vectors_are_since_1_20() {
 }
 
 #[test]
-fn what_the_application_chooses_comes_back() {
+fn attributes_that_the_application_chooses_come_back() {
     let mut hints = Hints::none();
     hints.tx.op_flags = TX_OP_FLAGS;
     hints.rx.op_flags = RX_OP_FLAGS;

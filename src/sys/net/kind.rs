@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_containers_and_libvirt_make_is_internal() {
+    fn interfaces_of_containers_and_libvirt_are_internal() {
         for name in [
             "docker0",
             "br-3f2a0c1d9e77",

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_replaced_is_registered_anew() {
+    fn memory_that_was_replaced_is_registered_anew() {
         let fabric = Fabric::new(1);
         let cache = fabric.cache(0, 1 << 20).unwrap();
         let memory = memory(1);
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_in_use_makes_room() {
+    fn registrations_that_are_not_in_use_make_room() {
         const MIB: usize = 1 << 20;
         let fabric = Fabric::new(1);
         let cache = fabric.cache(0, 2 * MIB).unwrap();
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_longer_than_the_cache_leaves_it_as_it_is() {
+    fn memory_longer_than_the_cache_leaves_it_as_it_is() {
         const MIB: u64 = 1 << 20;
         let fabric = Fabric::new(1);
         let cache = fabric.cache(0, 2 << 20).unwrap();

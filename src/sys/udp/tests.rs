@@ -169,7 +169,7 @@ fn errors_that_nobody_announced_are_found_by_looking() {
 }
 
 #[test]
-fn what_is_too_long_is_refused_and_no_reason_to_stop_cutting() {
+fn a_packet_that_is_too_long_is_refused_and_no_reason_to_stop_cutting() {
     for address in addresses() {
         let (mut a, b) = pair(&address);
         let long = vec![0; 65_535];

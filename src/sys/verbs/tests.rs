@@ -114,7 +114,7 @@ fn datagrams_arrive_as_they_were_sent() {
 }
 
 #[test]
-fn what_is_made_in_a_pool_is_sent_from_there() {
+fn a_packet_made_in_a_pool_is_sent_from_there() {
     let Some((mut a, mut b, ah)) = pair(SETTINGS) else { return };
     let pool = Pool::new(1024).unwrap();
     a.lend(pool.clone());
@@ -285,7 +285,7 @@ fn bare_messages_and_calls() {
 }
 
 #[test]
-fn what_has_no_room_is_lost_and_the_rest_goes_on() {
+fn packets_without_room_are_lost_and_the_rest_goes_on() {
     let Some((mut a, mut b, ah)) = pair(SETTINGS) else { return };
     let packet = [7; 1000];
     let mut sent = 0;

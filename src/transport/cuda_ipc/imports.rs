@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_used_for_long_is_closed() {
+    fn an_import_that_is_not_used_for_long_is_closed() {
         let driver = RefCell::default();
         let mut imports = Imports::default();
         let held = open(&mut imports, &driver, (name(1, 1), 0), 9).unwrap();
@@ -654,7 +654,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_owner_has_freed_is_closed_before_its_addresses_are_opened_again() {
+    fn an_import_that_its_owner_has_freed_is_closed_before_its_addresses_are_opened_again() {
         let driver = RefCell::default();
         let mut imports = Imports::default();
         let held = open(&mut imports, &driver, (name(1, 1), 1000), 9).unwrap();

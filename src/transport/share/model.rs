@@ -106,7 +106,7 @@ fn a_part_that_fails_is_copied_by_the_receiver() {
 
 /// After a message is given up, the receiver may reuse its memory once the sender is copying no run of it.
 #[test]
-fn what_is_given_up_is_not_touched() {
+fn a_message_that_is_given_up_is_not_touched() {
     explore(|| {
         let link = Link::new();
         let mut table = CellTable::default();

@@ -206,7 +206,7 @@ fn a_sender_that_dies_is_waited_for() {
 }
 
 #[test]
-fn what_a_sender_has_in_hand_is_short_however_long_the_message() {
+fn the_chunk_of_a_sender_is_short_however_long_the_message() {
     for len in [8usize << 20, 4 << 30, 1 << 40] {
         let words = [AtomicU64::new(0), AtomicU64::new(0)];
         let cell = Cell { left: &words[0], status: &words[1] };

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_slow_is_noticed_and_tried_again() {
+    fn copies_that_become_slow_are_noticed_and_tried_again() {
         let mut rate = CopyRate::default();
         let becomes_slow = |i: u32| if i < 500 { 1000 } else { 6000 };
         let after = until(true, &mut rate, becomes_slow).unwrap();

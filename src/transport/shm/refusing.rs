@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_comes_back_in_order() {
+    fn refused_messages_come_back_in_order() {
         for (back, why) in each_way() {
             let (mut a, mut b, peer) = refused(back, why);
             assert_eq!(hears(&mut a), []);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_can_still_take_back_is_kept_when_it_departs_otherwise() {
+    fn messages_that_a_peer_can_still_take_back_are_kept_when_it_departs_otherwise() {
         let (a, mut b, _) = refused(false, NO_DESCRIPTOR);
         let peer = b.peers.find(&a.me).unwrap();
         let mut ears = super::super::fixture::Ears::default();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_mapped_is_told_to_be_lost() {
+    fn messages_in_memory_that_cannot_be_mapped_are_told_to_be_lost() {
         for back in [false, true] {
             let (a, mut b, _) = refused(back, NO_MEMORY);
             drop(a);

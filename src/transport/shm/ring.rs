@@ -1131,7 +1131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_slot_had_long_ago_is_no_message() {
+    fn the_old_contents_of_a_slot_are_no_message() {
         let (mut tx, mut rx) = pair(Geometry { slots: 64, bulk: 4096, places: 0 });
         let pass = |tx: &mut Producer, rx: &mut Consumer, count: u32| {
             (0..count).for_each(|_| assert!(tx.push_short(b"h", 8, fill(0)).is_ok()));
@@ -1491,7 +1491,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_before_there_were_both_directions_does_no_harm() {
+    fn messages_sent_before_there_were_both_directions_do_no_harm() {
         let geometry = Geometry { slots: 8, bulk: 64 * 1024, places: 2 };
         let (mut a, mut from_a) = pair(geometry);
         for _ in 0..3 {

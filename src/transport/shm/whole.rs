@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_ring_takes_comes_in_pieces_and_in_order() {
+    fn a_message_that_a_ring_takes_comes_in_pieces_and_in_order() {
         let [(mut a, peer), (mut b, _)] = linked(2, CmaPolicy::Off, None);
         // Many laps, with every position at their ends.
         for len in [1, 20_000, LEN, 1 << 20, 999_999].repeat(7) {
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_waits_where_a_pause_is_wanted() {
+    fn the_next_piece_waits_where_a_pause_is_wanted() {
         /// Wants a pause after each third message.
         struct Slow(usize);
         impl Handler for Slow {
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_ring_does_not_take_leaves_no_trace() {
+    fn a_message_that_a_ring_does_not_take_leaves_no_trace() {
         let [(mut a, peer), (mut b, back)] = linked(2, CmaPolicy::Off, Some(LEN));
         assert!(!send(&mut a, peer, &pattern(LEN + 1)), "longer than what is pushed");
         b.shm.set_pressure(true);

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_come_back_is_counted() {
+    fn packets_that_do_not_come_back_are_counted() {
         let echo = UdpSocket::bind("127.0.0.1:0").unwrap();
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.connect(echo.local_addr().unwrap()).unwrap();

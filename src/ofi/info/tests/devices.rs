@@ -133,7 +133,7 @@ fn printing_stays_in_its_buffer() {
 }
 
 #[test]
-fn what_a_device_does_not_tell_is_left_open() {
+fn attributes_that_a_device_does_not_tell_are_left_open() {
     let silent = Nic {
         driver: None,
         vendor_id: None,

@@ -275,7 +275,7 @@ fn more_writes_than_there_is_room_for_are_refused() {
 }
 
 #[test]
-fn what_waits_is_posted_together_and_done_in_order() {
+fn requests_that_wait_are_posted_together_and_done_in_order() {
     const PART: usize = 500;
     let Some((mut a, mut b)) = ends(true) else { return };
     let (mut from, to) = connect(&mut a, &mut b);
@@ -357,7 +357,7 @@ fn ends_that_read_and_serve_unlike_numbers_read_all_the_same() {
 }
 
 #[test]
-fn what_is_not_connected_writes_nothing() {
+fn a_queue_pair_that_is_not_connected_writes_nothing() {
     let Some((mut a, b)) = ends(true) else { return };
     let mut qp: RcQp<Keep> = a.port.connection().unwrap();
     // SAFETY: no memory is named.
@@ -517,7 +517,7 @@ fn a_write_that_had_arrived_is_reported_behind_a_failure() {
 }
 
 #[test]
-fn what_was_complete_before_a_stop_is_reported() {
+fn requests_complete_before_a_stop_are_reported() {
     for shared in KINDS {
         let Some((mut a, mut b)) = ends(shared) else { return };
         let (mut from, mut to) = connect(&mut a, &mut b);
