@@ -9,7 +9,7 @@
 //!
 //! Each context has [`BUFFERS`](mover::BUFFERS) of them, which stay registered. A message takes those that it could do without (`ahead`) only from
 //! there. The one that it needs is made where there is none, so that no message waits for another one, whose peer may have
-//! stopped; it is pageable, and its copy may last as long as the call.
+//! stopped; it is pageable, and its copy may last as long as the call. Bytes that may come late leave half of the registered ones.
 //!
 //! Not run on a GPU; on a double only.
 //!
@@ -18,7 +18,7 @@
 #![allow(unsafe_code)]
 
 use super::SegmentList;
-use super::mover::{self, NONE, Site, Way};
+use super::mover::{self, NONE, Need, Site, Way};
 use crate::sys::cuda::{Context, Cuda, Failure, HostMemory, Lane};
 use crate::sys::process::Home;
 use crate::telemetry::log;
@@ -80,7 +80,8 @@ impl Part {
             return Ok(Some(Self::Here(unsafe { SegmentList::contiguous(start, piece.len()) })));
         };
         let begin = || {
-            let Some(mut copied) = Copied::prepare(site, piece.len(), ahead)? else {
+            let need = if ahead { Need::Ahead } else { Need::Now };
+            let Some(mut copied) = Copied::prepare(site, piece.len(), need)? else {
                 return Ok(None);
             };
             // SAFETY: the application lent the memory to an operation that ends after the copy, or drops it.
@@ -116,16 +117,17 @@ impl Part {
 }
 
 impl Gathered {
-    /// For at most [`LEN`] of the `len` bytes at `offset` of a list. `None`: they belong to memory of the host, or have no length.
-    /// Failures: those of the driver, which are said.
+    /// For at most [`LEN`] of the `len` bytes at `offset` of a list. `None`: they belong to memory of the host, or have no length; or
+    /// they may come later (`ahead`), and no buffer is free for that. Failures: those of the driver, which are said.
     pub(crate) fn begin(
         list: &SegmentList,
-        offset: usize,
-        len: usize,
+        (offset, len): (usize, usize),
+        ahead: bool,
     ) -> Result<Option<Self>, Failure> {
         let piece = list.piece(offset, len.min(LEN));
         let Some((Some(site), to)) = piece.range() else { return Ok(None) };
-        let copied = Copied::prepare(site, piece.len(), false).inspect_err(|failure| say(*failure));
+        let need = if ahead { Need::Ahead } else { Need::Arrival };
+        let copied = Copied::prepare(site, piece.len(), need).inspect_err(|failure| say(*failure));
         Ok(copied?.map(|copied| Self { copied, to, filled: 0 }))
     }
 
@@ -162,10 +164,11 @@ fn say(failure: Failure) {
 }
 
 impl Buffer {
-    /// `None`: none is free to be used `ahead`. Failures: there is no memory; those of [`mover::usable`].
-    fn take(site: Site, ahead: bool) -> Result<Option<Self>, Failure> {
+    /// `None`: none is free to be used ahead. Failures: there is no memory; those of [`mover::usable`].
+    fn take(site: Site, need: Need) -> Result<Option<Self>, Failure> {
         let (cuda, (context, found)) =
-            mover::usable(site, |place| (place.context, place.pool.take(ahead)))?;
+            mover::usable(site, |place| (place.context, place.pool.take(need)))?;
+        let ahead = need == Need::Ahead;
         let made = match found {
             Some(Some(memory)) => return Ok(Some(Self { memory, of: Some(context) })),
             Some(None) => cuda.host_memory(context, LEN),
@@ -252,14 +255,16 @@ impl Copied {
         unsafe { SegmentList::contiguous(std::ptr::with_exposed_provenance(start), self.len) }
     }
 
-    /// A buffer for `len` bytes. `None`: none is free to be used `ahead`.
-    fn prepare(site: Site, len: usize, ahead: bool) -> Result<Option<Self>, Failure> {
+    /// A buffer for `len` bytes. `None`: none is free to be used ahead.
+    fn prepare(site: Site, len: usize, need: Need) -> Result<Option<Self>, Failure> {
         #[cfg(test)]
-        let double = (site == mover::DOUBLE)
-            .then(|| (!(ahead && mover::tests::spares())).then(Buffer::of_a_test));
+        let double = (site == mover::DOUBLE).then(|| {
+            let spared = need == Need::Ahead && mover::tests::spares();
+            (!spared).then(Buffer::of_a_test)
+        });
         #[cfg(not(test))]
         let double: Option<Option<Buffer>> = None;
-        let buffer = double.map_or_else(|| Buffer::take(site, ahead), Ok)?;
+        let buffer = double.map_or_else(|| Buffer::take(site, need), Ok)?;
         let Some(buffer) = buffer else { return Ok(None) };
         let copied = Self {
             site,

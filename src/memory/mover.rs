@@ -84,12 +84,23 @@ pub(super) struct Pool {
     pub(super) made: usize,
 }
 
+/// What a bounce buffer is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Need {
+    /// Bytes that are sent next.
+    Now,
+    /// Bytes that arrive next, when their sender sends them.
+    Arrival,
+    /// Bytes that are sent, or arrive, after others. Without a buffer they can wait.
+    Ahead,
+}
+
 impl Pool {
-    /// A buffer (`Some(Some)`), or leave to make one. Half of them are for bytes that are needed: those that are copied `ahead` may
-    /// wait for a peer that has stopped.
-    pub(super) fn take(&mut self, ahead: bool) -> Option<Option<HostMemory>> {
+    /// A buffer (`Some(Some)`), or leave to make one. Half of them are for bytes that are sent next: the others may wait for a
+    /// peer that has stopped.
+    pub(super) fn take(&mut self, need: Need) -> Option<Option<HostMemory>> {
         let left = self.idle.len() + (BUFFERS - self.made);
-        if ahead && left <= BUFFERS / 2 {
+        if need != Need::Now && left <= BUFFERS / 2 {
             return None;
         }
         let idle = self.idle.pop();
@@ -544,7 +555,7 @@ impl Drop for Transfer {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::{Errno, FAILING, Failure, unknown, wait_for_answer};
+    use super::{Errno, FAILING, Failure, Need, unknown, wait_for_answer};
     use crate::sys::process;
     use std::cell::Cell;
     use std::time::Duration;
@@ -661,14 +672,16 @@ pub(crate) mod tests {
 
     #[test]
     fn buffers_are_left_for_bytes_that_are_needed() {
-        let mut pool = super::Pool::default();
-        let ahead = std::iter::from_fn(|| pool.take(true)).count();
-        assert_eq!(ahead, super::BUFFERS / 2);
-        let needed = std::iter::from_fn(|| pool.take(false)).count();
-        assert_eq!(needed, super::BUFFERS / 2);
-        pool.idle.push(super::HostMemory::pageable(1).unwrap());
-        assert!(pool.take(true).is_none());
-        assert!(matches!(pool.take(false), Some(Some(_))));
+        for waits in [Need::Ahead, Need::Arrival] {
+            let mut pool = super::Pool::default();
+            let spared = std::iter::from_fn(|| pool.take(waits)).count();
+            assert_eq!(spared, super::BUFFERS / 2);
+            let needed = std::iter::from_fn(|| pool.take(Need::Now)).count();
+            assert_eq!(needed, super::BUFFERS / 2);
+            pool.idle.push(super::HostMemory::pageable(1).unwrap());
+            assert!(pool.take(waits).is_none());
+            assert!(matches!(pool.take(Need::Now), Some(Some(_))));
+        }
     }
 
     #[test]

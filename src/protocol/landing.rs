@@ -41,7 +41,7 @@ impl Landing {
     /// Failures: those of the driver.
     fn take_some(&mut self, rest: &SegmentList, at: usize, bytes: &[u8]) -> Result<usize, Failure> {
         let filling = match self.filling.take() {
-            None => Gathered::begin(rest, at, rest.len() - at)?,
+            None => Gathered::begin(rest, (at, rest.len() - at), false)?,
             filling => filling,
         };
         let Some(mut filling) = filling else {
