@@ -242,7 +242,7 @@ impl<I: Iface> Engine<I> {
     #[inline]
     pub(crate) fn progress(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
-        if host.takes_arrivals() && !self.core.arrivals.is_full() {
+        if host.takes_arrivals() && !self.is_full() {
             n += self.iface.poll(&mut Delivery { core: &mut self.core, host, answered: false });
         }
         if self.core.stirred | self.core.waits {
@@ -270,6 +270,11 @@ impl<I: Iface> Engine<I> {
             || self.core.sends.pending.iter().any(|(_, send)| send.message.payload.is_owned())
             || self.core.rma.has_unsent()
             || self.core.collectives.has_unsent()
+    }
+
+    /// Whether it takes nothing from the network now, because copies to a device have not ended.
+    pub(crate) fn is_full(&self) -> bool {
+        self.core.arrivals.is_full()
     }
 
     /// Whether messages that have arrived are being copied to a device.

@@ -266,7 +266,7 @@ impl SharedReceive {
 
     /// Fails the receives that wait for a peer that an endpoint knows to be dead, unless another endpoint hears of it: that
     /// one finds its death out itself, behind its last message. False: an endpoint has to be asked again when its queue has
-    /// been read, as it takes nothing in before.
+    /// been read, or copies to a device have ended, as it takes nothing in before.
     fn fail_hopeless(&self, source: u64, guard: &Guard<'_>) -> bool {
         if source == ANY_SOURCE {
             return true;
@@ -285,7 +285,8 @@ impl SharedReceive {
             return true;
         }
         for other in self.endpoints(guard).filter(|other| !knows(other)) {
-            if !Host::takes_arrivals(&other.host(guard)) {
+            let full = other.engine(guard).is_some_and(|engine| engine.is_full());
+            if full || !Host::takes_arrivals(&other.host(guard)) {
                 other.state(guard).asleep |= LOST_PEER;
                 return false;
             }
