@@ -5,7 +5,7 @@
 //! buffers are registered with the driver, so that the call that begins a copy does not wait; [`Part::bytes`] asks for its end.
 //!
 //! Bytes that arrive in packets go the other way: they are gathered in a buffer ([`Gathered`]). When that is full, its copy to the device
-//! begins, and the next buffer is filled.
+//! begins, and the next buffer is filled. A peer's device may fill the buffer instead.
 //!
 //! Each context has [`BUFFERS`](mover::BUFFERS) of them, which stay registered. A message takes those that it could do without (`ahead`) only from
 //! there. The one that it needs is made where there is none, so that no message waits for another one, whose peer may have
@@ -141,6 +141,11 @@ impl Gathered {
 
     pub(crate) fn is_full(&self) -> bool {
         self.filled == self.copied.len
+    }
+
+    /// The buffer, for a device to fill it.
+    pub(crate) fn bytes(&self) -> SegmentList {
+        self.copied.bytes()
     }
 
     /// Begins to copy all of it. Failures: those of the driver, which are said.

@@ -402,7 +402,9 @@ impl Arrivals {
             return Some((key, false));
         };
         put.on_part(&mut self.chunks, token, message);
-        Some((key, message.is_whole()))
+        let is_whole = message.is_whole() && message.landed().is_ok();
+        self.follow_landing(key);
+        Some((key, is_whole))
     }
 
     /// NACK: the sender will write no bytes of a message from `offset` on. False: it is dropped.

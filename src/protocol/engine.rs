@@ -6,7 +6,7 @@ use super::limits::Counts;
 use super::message::Announcement;
 use super::packet::{EagerHeader, Packet, PieceHeader};
 use super::rma::RmaPacket;
-use super::schemes::put::{GET_OF_A_MESSAGE, PUT_OF_A_MESSAGE};
+use super::schemes::put::{self, GET_OF_A_MESSAGE, PUT_OF_A_MESSAGE};
 use super::sends::Pending;
 use super::state::{Core, Engine};
 use super::{Host, UNKNOWN_SOURCE};
@@ -377,6 +377,7 @@ impl<I: Iface> Engine<I> {
             || core.sends.streams.iter().filter_map(receiver).any(silent)
             || core.sends.streams.iter().any(|key| core.sends.is_staged(*key))
             || core.sends.due.iter().filter_map(|due| receiver(&due.tx)).any(silent)
+            || core.sends.due.iter().any(put::Due::is_under_way)
             || core.arrivals.chunks.readers().any(silent)
             || core.sends.deferred.iter().any(|deferred| core.rma.asks(deferred.peer))
             || core.sends.deferred_starved

@@ -1,5 +1,5 @@
 //! A message for device memory that arrives in packets: its bytes are gathered in bounce buffers, and the copy of one buffer to the
-//! device runs while the next one is filled.
+//! device runs while the next one is filled. Where the peer's device writes to bounce buffers, they are copied in the same way.
 //!
 //! No call waits for a copy. While [`UNDER_WAY`] copies of a message have not ended, its endpoint takes nothing from the network, which
 //! slows the senders down. So a message has this many buffers at most, and those that one pass fills.
@@ -54,6 +54,11 @@ impl Landing {
             false => self.filling = Some(filling),
         }
         Ok(taken)
+    }
+
+    /// Begins to copy a buffer that a device has filled. False: the driver has failed.
+    pub(super) fn add(&mut self, buffer: Gathered) -> bool {
+        buffer.copy().map(|copy| self.copies.push_back(copy)).is_ok()
     }
 
     /// Whether all copies that were begun have ended. Failures: those of the driver.

@@ -5,6 +5,7 @@ use super::limits::Limits;
 use super::packet::{Encoded, Envelope, Packet, Ranges};
 use super::receives::Target;
 use super::{Cause, Completion, Direction, OpError, Report};
+use crate::memory::bounce::{Gathered, Part};
 use crate::memory::{OwnedBuffer, SegmentList};
 use crate::sys::Errno;
 use crate::transport::{Iface, PeerId, RemoteKey, SendError};
@@ -91,6 +92,8 @@ pub(super) struct Outbound {
     pub(super) unreadable: bool,
     /// The remote key under which the message is advertised for reading: valid until the send ends.
     pub(super) offer: Option<RemoteKey>,
+    /// Copies of its bytes that a device may read until the receiver has them.
+    pub(super) lent: Vec<Part>,
     /// When it was announced, nanoseconds; 0: it was not, or its receiver has answered.
     pub(super) announced_ns: u64,
 }
@@ -196,6 +199,9 @@ impl Inbound {
 
     /// Whether all bytes that are here are in place; else (`Err`) what has to be done until they are.
     pub(super) fn landed(&mut self) -> Result<(), Next> {
+        if let Some((error, cause)) = self.failed.filter(|_| self.landing.is_some()) {
+            return Err(Next::Failed(error, cause));
+        }
         let Some(landing) = &mut self.landing else { return Ok(()) };
         match landing.have_ended() {
             Ok(true) => Ok(()),
@@ -218,6 +224,13 @@ impl Inbound {
             return Some(Next::Whole);
         }
         self.landing.as_ref().map(|_| Next::Waits)
+    }
+
+    /// A bounce buffer has the next bytes of the message: begins to copy them to the device.
+    pub(super) fn land(&mut self, buffer: Gathered) {
+        if !self.landing.get_or_insert_default().add(buffer) {
+            self.failed = Some(UNWRITABLE);
+        }
     }
 
     /// Copies the next bytes of the message, as many as there is room for. Returns whether it is whole now, or has failed.

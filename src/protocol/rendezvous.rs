@@ -4,7 +4,7 @@ use super::arrivals::{Active, Receiver};
 use super::index_list::Key;
 use super::matching::{Appended, Outcome};
 use super::message::{Inbound, Next};
-use super::outbox::Failed;
+use super::outbox::{Failed, Outbox};
 use super::packet::Packet;
 use super::schemes::push::Place;
 use super::schemes::{fragments, put, split};
@@ -60,21 +60,19 @@ impl<I: Iface> Engine<I> {
         if let Receiver::Split(split) = scheme {
             return split.step(iface, message, (most, fed), &mut core.counts);
         }
-        if let Some(next) = message.awaited(&mut arrivals.full) {
+        let awaited = message.awaited(&mut arrivals.full);
+        if let Receiver::Put(put) = scheme {
+            let chunks = &mut arrivals.chunks;
+            return match awaited {
+                Some(next) if message.is_whole() || next == Next::Again && put.is_busy() => next,
+                _ => step_put(iface, (chunks, outbox), (key, message), put, awaited),
+            };
+        }
+        if let Some(next) = awaited {
             return next;
         }
         let memory = message.target.segments;
         let what = (message.want, &memory);
-        if let Receiver::Put(put) = scheme {
-            let by = match put.is_open() {
-                true => {
-                    let offer = put.offer.as_ref();
-                    select::offered(iface, message.peer, what, offer, put.bound_to())
-                }
-                false => Buffers::No, // to ask might connect to the peer for nothing
-            };
-            return put.step(iface, &mut arrivals.chunks, outbox, (key, message), by);
-        }
         if fed {
             return Next::Again; // the sender's fragments come, which cost less
         }
@@ -171,6 +169,30 @@ impl<I: Iface> Engine<I> {
                 core.fail_unanswered(rx, errno, host);
             }
         }
+    }
+}
+
+/// One step of a receive through remote buffers. Further ones are advertised while the bytes of earlier ones are copied to a
+/// device (`awaited`). After a failure, those that the sender may write are waited for.
+fn step_put(
+    iface: &mut impl Iface,
+    (chunks, outbox): (&mut put::Chunks, &mut Outbox),
+    (key, message): (Key, &Inbound),
+    put: &mut put::Receiver,
+    awaited: Option<Next>,
+) -> Next {
+    let by = match put.is_open() && message.failed.is_none() {
+        true => {
+            let (what, offer) = ((message.want, &message.target.segments), put.offer.as_ref());
+            select::offered(iface, message.peer, what, offer, put.bound_to())
+        }
+        false => Buffers::No, // to ask might connect to the peer for nothing
+    };
+    match (put.step(iface, chunks, outbox, (key, message), by), message.failed) {
+        (Next::Waits, _) if awaited == Some(Next::Again) => Next::Again,
+        (Next::Waits, _) => Next::Waits,
+        (_, Some((error, cause))) => Next::Failed(error, cause),
+        (next, None) => next,
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) fn fetch<I: Iface>(
 /// The lane of remote buffers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Buffers {
-    /// This one, which is ready in both directions.
+    /// This one, which is ready in both directions. Where it takes no memory of devices, that goes through bounce buffers.
     On(LaneCaps),
     /// One is being set up.
     Later,
@@ -66,8 +66,31 @@ pub(super) fn offered<I: Iface>(
 }
 
 /// The lane by which a message of `len` bytes goes through remote buffers: of those that are ready and take its memory, the
-/// one of least cost. `only`: no other lane will do.
+/// one of least cost. One range of device memory that none takes goes through memory of the host. `only`: no other lane
+/// will do.
 pub(super) fn remote_buffers<I: Iface>(
+    iface: &mut I,
+    peer: PeerId,
+    (len, memory): (usize, &SegmentList),
+    only: Option<LaneId>,
+) -> Buffers {
+    let is_one_range = || {
+        let all = memory.piece(0, len);
+        all.len() == len && matches!(all.range(), Some((Some(_), _)))
+    };
+    match best(iface, peer, (len, memory), only) {
+        Buffers::No if memory.is_on_device() && is_one_range() => {
+            match best(iface, peer, (len, &SegmentList::EMPTY), only) {
+                Buffers::On(lane) => Buffers::On(LaneCaps { device: false, ..lane }),
+                other => other,
+            }
+        }
+        found => found,
+    }
+}
+
+/// As [`remote_buffers`], of the lanes that take the memory.
+fn best<I: Iface>(
     iface: &mut I,
     peer: PeerId,
     (len, memory): (usize, &SegmentList),
@@ -87,6 +110,18 @@ pub(super) fn remote_buffers<I: Iface>(
         }
     }
     best
+}
+
+/// Whether device memory goes through bounce buffers by the lane that made this key.
+pub(super) fn is_staged<I: Iface>(
+    iface: &mut I,
+    peer: PeerId,
+    memory: &SegmentList,
+    key: &RemoteKey,
+) -> bool {
+    let lanes = iface.lanes(peer);
+    let lane = lanes.iter().find(|lane| lane.device && lane.lane.made(key)).copied();
+    memory.is_on_device() && !lane.is_some_and(|lane| iface.takes(peer, lane.lane, memory))
 }
 
 /// How the bytes of a long message go that the sender sends in packets: all of one message in the same way.
@@ -129,7 +164,7 @@ pub(super) enum Announce {
     /// The first `bytes` are sent unsolicited.
     Push { bytes: usize, carrier: Carrier },
     /// For remote buffers: no bytes are sent before the receiver has advertised them. With a lane that is ready, the
-    /// message may be advertised too.
+    /// message may be advertised too, unless it goes through bounce buffers.
     RemoteBuffers(Option<LaneId>),
     /// The receiver chooses. It learns where the message is in the sender's memory.
     Ranges,
@@ -145,7 +180,10 @@ pub(super) fn announce<I: Iface>(
     (len, memory): (usize, &SegmentList),
 ) -> Announce {
     match remote_buffers(iface, peer, (len, memory), None) {
-        Buffers::On(lane) => return Announce::RemoteBuffers(Some(lane.lane)),
+        Buffers::On(lane) => {
+            let reads = lane.device || !memory.is_on_device();
+            return Announce::RemoteBuffers(reads.then_some(lane.lane));
+        }
         Buffers::Later => return Announce::RemoteBuffers(None),
         Buffers::No => {}
     }

@@ -184,6 +184,7 @@ impl<I: Iface> Engine<I> {
             completed: false,
             unreadable: false,
             offer: None,
+            lent: Vec::new(),
             announced_ns: 0,
         };
         Ok(sends.pending.push_back(Pending { message, scheme }))

@@ -65,17 +65,18 @@ impl<I: Iface> Engine<I> {
         let mut n = 0;
         let mut full: NumberSet<PeerId> = NumberSet::default();
         for _ in 0..sends.due.len() {
-            let Some(due) = sends.due.pop_front() else { break };
+            let Some(mut due) = sends.due.pop_front() else { break };
             let Some(Pending { message, scheme: Sender::Put(put) }) = sends.pending.get_mut(due.tx)
             else {
                 continue;
             };
             let peer = message.peer;
             if full.contains(&peer) {
+                let _ = due.copy(&mut self.iface, message, true);
                 sends.due.push_back(due);
                 continue;
             }
-            match put.write(&mut self.iface, message, &due, (&mut sends.wrote, counts)) {
+            match put.write(&mut self.iface, message, &mut due, (&mut sends.wrote, counts)) {
                 Ok(()) => n += 1,
                 Err(SendError::Again) => {
                     full.insert(peer);

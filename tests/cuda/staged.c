@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
 /*
- * staged [MIB [device]]: a message of so many MiB, 256 if nothing is said, goes from device memory to memory of the host, or of a device. Both sides
- * look at what memory they need meanwhile (RssAnon): little, not as much as the message. It is linked with the double's libcuda.so.1.
+ * staged [MIB [device|host [met]]]: a message of so many MiB, 256 if nothing is said, goes from device memory to memory of the host, or of a device.
+ * Both sides look at what memory they need meanwhile (RssAnon): little, not as much as the message. With `met`, they have exchanged other messages
+ * before: a lane to the peer is ready. It is linked with the double's libcuda.so.1.
  */
 #include "common.h"
 
@@ -15,7 +16,7 @@ extern int cuMemAlloc_v2(ptr *, size_t), cuMemFree_v2(ptr), cuMemcpyHtoD_v2(ptr,
 
 enum { PIECE = 1 << 20, MOST_KIB = 24 << 10 };
 static size_t len = 256 << 20;
-static bool to_device;
+static bool to_device, met;
 
 /* Memory that is of no file, KiB. */
 static long anonymous(void)
@@ -49,6 +50,22 @@ static long watched(struct side *side, struct fid_cq *cq)
 	return most;
 }
 
+/* Messages each way, for some time: a lane to the peer, if there is one, is ready in the end. */
+static void greet(struct side *side)
+{
+	static struct fi_context2 contexts[2];
+	static char in[64 << 10], out[64 << 10];
+	int i;
+
+	for (i = 0; i < 50; i++) {
+		POST(side, fi_trecv(side->ep, in, sizeof in, NULL, side->peer, 2, 0, &contexts[0]));
+		POST(side, fi_tsend(side->ep, out, sizeof out, NULL, side->peer, 2, &contexts[1]));
+		watched(side, side->rx);
+		watched(side, side->tx);
+		sleep_ms(5);
+	}
+}
+
 static void one_message(struct side *side)
 {
 	struct setup setup = { .caps = FI_MSG | FI_TAGGED | FI_HMEM };
@@ -70,6 +87,8 @@ static void one_message(struct side *side)
 		SAME(cuMemcpyHtoD_v2(device + at, piece, PIECE), 0);
 	}
 	side_begin(side, &setup);
+	if (met)
+		greet(side);
 	before = anonymous();
 	if (sends)
 		POST(side, fi_tsend(side->ep, (void *)device, len, NULL, side->peer, 1, &context));
@@ -96,5 +115,6 @@ int main(int argc, char **argv)
 	if (argc > 1)
 		len = (size_t)atoi(argv[1]) << 20;
 	to_device = argc > 2 && !strcmp(argv[2], "device");
+	met = argc > 3;
 	return run_story(one_message, false, 55) ? 0 : 1;
 }

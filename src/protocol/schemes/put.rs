@@ -1,14 +1,20 @@
 //! PUT and GET rendezvous by a device (PROTOCOL.md §4.12). The receiver advertises its buffer (WINDOW) as remote
 //! buffers, a few at a time, and the sender writes them. If the sender has advertised the message, the receiver reads
 //! every second chunk itself. Bytes that can be neither advertised nor written come as fragments.
+//!
+//! Device memory that the lane does not take goes through bounce buffers, at either side. The receiver advertises some, and
+//! copies each to the device when it is full, while others are written. The sender copies the bytes of the next remote
+//! buffers while it writes one.
 
+use crate::memory::bounce::{self, Gathered, Part};
+use crate::memory::{Buffers as _, MAX_SEGMENTS, SegmentList};
 use crate::protocol::Cause;
 use crate::protocol::index_list::{IndexList, Key};
 use crate::protocol::limits::Counts;
 use crate::protocol::message::{Inbound, Next, Outbound};
 use crate::protocol::outbox::Outbox;
 use crate::protocol::packet::Packet;
-use crate::protocol::select::Buffers;
+use crate::protocol::select::{self, Buffers};
 use crate::sys::Errno;
 use crate::transport::{
     Access, Iface, LaneCaps, LaneId, PeerId, Purpose, Put, Registered, Remote, RemoteKey, SendError,
@@ -30,6 +36,8 @@ const SHARE_MAX: usize = 128 * 1024;
 const STEP: usize = 1 << 20;
 /// In one progress pass no further chunk is read after this many bytes.
 pub(in crate::protocol) const READ_BATCH: usize = 512 * 1024;
+/// Device memory cannot be copied, or not to one remote buffer.
+const UNREADABLE: SendError = SendError::Unreachable(Errno(libc::EIO));
 /// The remote key of a message is void.
 const STALE: SendError = SendError::Unreachable(Errno(libc::ESTALE));
 /// Set in the tokens of gets, and of puts, for messages, to tell them from those of direct RMA.
@@ -47,6 +55,8 @@ pub(in crate::protocol) struct Lent {
     mover: Mover,
     /// Its bytes are here, and bytes before it are missing.
     pub(in crate::protocol) filled: bool,
+    /// They come to this buffer first.
+    bounce: Option<Gathered>,
 }
 
 /// Which side moves a chunk.
@@ -139,6 +149,10 @@ pub(in crate::protocol) struct Due {
     offset: usize,
     len: usize,
     remote: RemoteKey,
+    /// Its bytes go through bounce buffers. `None`: nobody has asked yet.
+    staged: Option<bool>,
+    /// Copies of the first of them.
+    parts: Vec<Part>,
 }
 
 /// Bytes of a message that the device is writing.
@@ -150,6 +164,8 @@ pub(in crate::protocol) struct Wrote {
     len: usize,
     /// The kind of the remote key, which names the lane.
     pub(in crate::protocol) kind: u8,
+    /// The copies of its bytes that the device reads, if they were copied.
+    parts: Vec<Part>,
 }
 
 impl Receiver {
@@ -220,25 +236,28 @@ impl Receiver {
         (key, message): (Key, &Inbound),
         by: &LaneCaps,
     ) -> Result<(), SendError> {
-        let (peer, lane) = (message.peer, by.lane);
+        let (peer, lane, segments) = (message.peer, by.lane, &message.target.segments);
         self.lane = lane;
+        let staged = segments.is_on_device() && !by.device && !by.reads;
         // The sender's remote key is void when the connection that it was made for ends.
-        self.offer = self.offer.filter(|key| lane.made(key) && iface.is_current(peer, key));
-        let most = match self.offer {
-            None if by.reads => by.receive_max.min(STEP),
-            Some(_) if !by.reads => share(message.want, by.receive_max.min(SHARE_MAX)),
-            Some(_) if !message.target.segments.is_on_device() => by.receive_max.min(STEP),
-            _ => by.receive_max,
-        };
+        let current = |key: &RemoteKey| lane.made(key) && iface.is_current(peer, key);
+        self.offer = self.offer.filter(|key| !staged && current(key));
+        let most = self.chunk_max(message, by, staged);
         while self.out < AHEAD && self.next < message.want {
             let offset = self.next;
-            let part = message.target.segments.piece(offset, most.min(message.want - offset));
+            let mut part = segments.piece(offset, most.min(message.want - offset));
             let len = part.len();
             if len == 0 {
                 return Err(SendError::Unreachable(Errno(libc::EINVAL)));
             }
+            let bounce = if staged { self.bounce(segments, (offset, len))? } else { None };
+            match &bounce {
+                Some(bounce) => part = bounce.bytes(),
+                None if staged => return Ok(()),
+                None => {}
+            }
             let (mover, filled) = (Mover::Due, false);
-            let chunk = Lent { peer, message: key, offset, len, lane, mover, filled };
+            let chunk = Lent { peer, message: key, offset, len, lane, mover, filled, bounce };
             let token = chunks.list.push_back(chunk);
             if (self.reads || by.reads) && self.offer.is_some() {
                 chunks.due.push_back(token);
@@ -267,6 +286,29 @@ impl Receiver {
             self.next += len;
         }
         Ok(())
+    }
+
+    /// A bounce buffer for a chunk. `None`: there is none before others of the message come back.
+    fn bounce(
+        &self,
+        segments: &SegmentList,
+        at: (usize, usize),
+    ) -> Result<Option<Gathered>, SendError> {
+        match Gathered::begin(segments, at, self.out > 0) {
+            Ok(None) if self.out == 0 => Err(UNREADABLE),
+            begun => begun.map_err(|_| UNREADABLE),
+        }
+    }
+
+    /// Most bytes of a chunk.
+    fn chunk_max(&self, message: &Inbound, by: &LaneCaps, staged: bool) -> usize {
+        match self.offer {
+            _ if staged => by.receive_max.min(bounce::LEN),
+            None if by.reads => by.receive_max.min(STEP),
+            Some(_) if !by.reads => share(message.want, by.receive_max.min(SHARE_MAX)),
+            Some(_) if !message.target.segments.is_on_device() => by.receive_max.min(STEP),
+            _ => by.receive_max,
+        }
     }
 
     /// Invalidates the remote buffers that the sender will not write.
@@ -307,6 +349,11 @@ impl Receiver {
             self.void_from(lent.offset, key, chunks);
         }
         self.phase != Phase::Open && self.out == 0
+    }
+
+    /// As many chunks are outstanding as may be.
+    pub(in crate::protocol) fn is_busy(&self) -> bool {
+        self.is_open() && self.out >= AHEAD
     }
 
     /// Whether further chunks begin.
@@ -375,7 +422,7 @@ impl Receiver {
             Phase::Over { void, .. } => void,
             Phase::Gone => 0,
         };
-        if offset >= void {
+        if offset >= void || message.failed.is_some() {
             chunks.list.remove(token);
             self.out -= 1;
             return;
@@ -391,7 +438,8 @@ impl Receiver {
             if let (Some(seen), Mover::Sender { seen: true, .. }) = (&mut self.seen, lent.mover) {
                 *seen += lent.len;
             }
-            chunks.list.remove(token);
+            let full = chunks.list.remove(token).and_then(|lent| lent.bounce);
+            full.into_iter().for_each(|bounce| message.land(bounce));
             // Remote buffers are written in the order of their WINDOWs: complete ones behind a gap are rare.
             next = match self.out {
                 0 => None,
@@ -487,6 +535,57 @@ impl Chunks {
     }
 }
 
+impl Due {
+    /// Begins to copy the bytes to memory of the host, if they go through that. `ahead`: earlier bytes are not written yet, and what
+    /// fails now is tried again. Errors: `Unreachable`.
+    pub(in crate::protocol) fn copy(
+        &mut self,
+        iface: &mut impl Iface,
+        message: &Outbound,
+        ahead: bool,
+    ) -> Result<(), SendError> {
+        let memory = message.payload.segments();
+        let ask = || select::is_staged(iface, message.peer, &memory, &self.remote);
+        if !*self.staged.get_or_insert_with(ask) {
+            return Ok(());
+        }
+        let mut copied: usize = self.parts.iter().map(Part::len).sum();
+        while copied < self.len {
+            if self.parts.len() == MAX_SEGMENTS {
+                return Err(UNREADABLE);
+            }
+            let rest = (self.offset + copied, self.len - copied);
+            match Part::begin(&memory, rest, ahead) {
+                Ok(Some(part)) => {
+                    copied += part.len();
+                    self.parts.push(part);
+                }
+                Ok(None) => break,
+                Err(_) => return Err(UNREADABLE),
+            }
+        }
+        Ok(())
+    }
+
+    /// What is written. Errors: `Again` if it is not copied yet; `Unreachable`.
+    fn source(&mut self, message: &Outbound) -> Result<SegmentList, SendError> {
+        if self.parts.is_empty() {
+            return Ok(message.payload.segments().slice(self.offset, self.len));
+        }
+        let mut list = SegmentList::EMPTY;
+        for (at, part) in self.parts.iter_mut().enumerate() {
+            let bytes = part.bytes().map_err(|_| UNREADABLE)?.ok_or(SendError::Again)?;
+            bytes.one().and_then(|bytes| list.set(at, bytes)).ok_or(UNREADABLE)?;
+        }
+        Ok(list)
+    }
+
+    /// Its bytes are being copied: nothing but a question tells when they are there.
+    pub(in crate::protocol) fn is_under_way(&self) -> bool {
+        self.parts.iter().any(Part::is_under_way)
+    }
+}
+
 impl Sender {
     /// WINDOW: the receiver advertises a remote buffer. `None`: it is dropped, or it gets this reply. Else the write that
     /// is due.
@@ -500,7 +599,8 @@ impl Sender {
         match self {
             Self::Writing { rx: known, queued, .. } if *known == rx && *queued < QUEUE_MAX => {
                 *queued += 1;
-                return Some(Due { tx, offset, len, remote });
+                let parts = Vec::new();
+                return Some(Due { tx, offset, len, remote, staged: None, parts });
             }
             Self::Writing { .. } => counts.dropped += 1,
             Self::Over { .. } => self.say_gone(peer, rx, outbox),
@@ -520,21 +620,27 @@ impl Sender {
     pub(in crate::protocol) fn write(
         &mut self,
         iface: &mut impl Iface,
-        message: &Outbound,
-        due: &Due,
+        message: &mut Outbound,
+        due: &mut Due,
         (wrote, counts): (&mut IndexList<Wrote>, &mut Counts),
     ) -> Result<(), SendError> {
         let Self::Writing { queued, .. } = self else { return Ok(()) };
-        let Due { tx, offset, len, remote } = *due;
-        let (peer, part) = (message.peer, message.payload.segments().slice(offset, len));
-        let key = wrote.push_back(Wrote { peer, tx, offset, len, kind: remote.kind() });
+        due.copy(iface, message, false)?;
+        let peer = message.peer;
+        let part = due.source(message)?;
+        let Due { tx, offset, len, remote, .. } = *due;
+        let parts = Vec::new();
+        let key = wrote.push_back(Wrote { peer, tx, offset, len, kind: remote.kind(), parts });
         let token = key.to_wire() | PUT_OF_A_MESSAGE;
         let how = Put { notify: true, delivered: false, stays: false, token };
         let begun = iface.put(peer, &part, &Remote { key: remote, offset: 0 }, how);
-        if begun != Ok(Access::Begun) {
-            wrote.remove(key);
+        match wrote.get_mut(key).filter(|_| begun == Ok(Access::Begun)) {
+            Some(wrote) => wrote.parts = std::mem::take(&mut due.parts),
+            None => _ = wrote.remove(key),
         }
         begun?;
+        // Of those that are left, nothing tells when they are read.
+        message.lent.append(&mut due.parts);
         *queued = queued.saturating_sub(1);
         counts.window_bytes += len as u64;
         Ok(())

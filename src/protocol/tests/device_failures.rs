@@ -2,6 +2,7 @@
 
 use super::fixture::{LIMITS, Memory, Node, World, lend, receive_op, rma_op, send_op};
 use super::sim::{Reach, Weather};
+use super::sim_window::Glazing;
 use crate::memory::keys::Right::{Read, Write};
 use crate::memory::mover::tests as mover;
 use crate::protocol::sends::Sender;
@@ -130,6 +131,46 @@ fn a_send_from_device_memory_ends() {
             }
         }
     }
+}
+
+/// A copy fails at either side. One at the sender may be made again for a fragment.
+#[test]
+fn a_message_in_remote_buffers_ends() {
+    let windows = Glazing { max: 3500, min: 2000, ..Glazing::none() };
+    let off = vec![Reach::Off];
+    let weather = Weather { get: off.clone(), put: off, windows, ..weathers()[0].clone() };
+    let (mut failures, len) = (0, 20_000);
+    for nth in 0.. {
+        mover::fail(nth);
+        let mut world = World::new(2, weather.clone(), LIMITS);
+        let peer = world.peer(0, 1);
+        let (mut from, mut to) = (Memory::pattern(0, len), Memory::zeroed(len));
+        let receive = receive_op(&mut to, 2);
+        let segments = receive.segments.as_device(1);
+        world.receive(1, &ReceiveOp { segments, ..receive }).unwrap();
+        let plain = send_op(peer, &mut from, 1);
+        let payload = plain.payload.as_device(1);
+        world.send(0, &SendOp { payload, delivery: true, ..plain }).unwrap();
+        world.settle();
+        let failed = !mover::still_fails();
+        let received = world.reports(1, Direction::Receive);
+        match (&world.sends(0)[..], &received[..]) {
+            ([Ok(_)], [Ok(_)]) => assert!(to.0 == from.0),
+            ([Err(sent)], [Err(received)]) => {
+                assert!(failed, "{sent:?}");
+                assert_eq!((sent.error, received.error), (libc::EIO, libc::EIO));
+                failures += 1;
+            }
+            other => panic!("{nth}: {other:?}"),
+        }
+        world.assert_empty();
+        assert_eq!((mover::under_way(), mover::buffers().0), (0, 0));
+        if !failed {
+            assert!(nth >= 80, "{nth}: two failures for each part at each side");
+            break;
+        }
+    }
+    assert!(failures > 20, "{failures}");
 }
 
 /// The receiver says so, because it was told, while the device still writes other bytes of the message.

@@ -1,12 +1,14 @@
-//! Messages in device memory that are sent in packets: the copy of one part runs while another one is sent.
+//! Messages in device memory that are sent in packets, or through remote buffers on a lane that takes memory of the host only: the
+//! copy of one part runs while another one is sent.
 
 use super::fixture::{LIMITS, Memory, World, lend, receive_op, send_op};
 use super::sim::{Reach, Weather};
+use super::sim_window::Glazing;
 use crate::memory::mover::tests as mover;
 use crate::protocol::packet::Packet;
 use crate::protocol::{Limits, ReceiveOp, SendOp};
 use crate::sys::Errno;
-use crate::transport::Departure;
+use crate::transport::{Departure, Prepared};
 
 const LEN: usize = 50_000;
 
@@ -217,5 +219,112 @@ fn a_message_that_is_here_arrives_although_its_sender_has_left() {
         assert!(to.0[..] == from.0[..room]);
         assert_eq!(world.node(1).engine.counts().dropped, 0, "an answer to a peer that has left");
         world.assert_empty();
+    }
+}
+
+/// A device that takes memory of the host only, in remote buffers of so many bytes.
+fn glazed(max: usize) -> Weather {
+    Weather { windows: Glazing { max, min: 2000, waits: 50, ..Glazing::none() }, ..apart(0) }
+}
+
+/// Two endpoints; a message between memories of devices is on its way.
+fn between_devices(from: &mut Memory, to: &mut Memory, weather: Weather) -> World {
+    let mut world = World::new(2, weather, LIMITS);
+    let peer = world.peer(0, 1);
+    let receive = receive_op(to, 2);
+    let segments = receive.segments.as_device(1);
+    world.receive(1, &ReceiveOp { segments, ..receive }).unwrap();
+    let plain = send_op(peer, from, 1);
+    world.send(0, &SendOp { payload: plain.payload.as_device(1), ..plain }).unwrap();
+    world
+}
+
+#[test]
+fn parts_are_copied_while_others_are_written_to_remote_buffers() {
+    for max in [700, 1000, 3500] {
+        let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+        mover::forget_buffers();
+        let mut world = between_devices(&mut from, &mut to, glazed(max));
+        assert_eq!(mover::buffers(), (0, 0), "nothing is copied before it is asked for");
+        let (mut ahead, mut behind, mut before) = (0, 0, 0);
+        for _ in 0..10_000 {
+            let under_way = mover::under_way();
+            world.progress(0);
+            // Copies at the sender that have begun while an earlier write has not ended.
+            let writes = !world.node(0).engine.core.sends.wrote.is_empty();
+            ahead += usize::from(writes && mover::under_way() > under_way);
+            let under_way = mover::under_way();
+            if under_way > 0 {
+                assert!(world.node(0).engine.is_busy() || world.node(1).engine.is_busy());
+            }
+            world.progress(1);
+            // Bytes that have come while earlier ones were copied at the receiver.
+            let now = come(&mut world);
+            behind +=
+                usize::from(now > before && world.node(1).engine.is_landing() && under_way > 0);
+            before = now;
+            if let [report] = world.receives(1)[..] {
+                report.unwrap();
+                assert!(
+                    !world.node(1).engine.is_landing(),
+                    "it is reported when all copies have ended"
+                );
+                assert!(to.0 == from.0);
+            }
+        }
+        let counts = world.node(0).engine.counts();
+        assert_eq!((counts.window_bytes, counts.fragment_bytes), (LEN as u64, 0));
+        assert!(ahead > 5 && behind > 5, "{max}: {ahead} and {behind} overlaps");
+        let (now, most) = mover::buffers();
+        assert!(now == 0 && (4..LEN / 1000 / 2).contains(&most), "{now} of {most} buffers");
+        world.settle();
+        assert!(matches!(world.sends(0)[..], [Ok(_)]));
+        world.assert_empty();
+    }
+}
+
+/// Its bytes come as fragments, of which each is copied by itself.
+#[test]
+fn a_remote_buffer_that_needs_too_many_parts_is_not_written() {
+    let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+    let mut world = World::new(2, glazed(5000), LIMITS);
+    let peer = world.peer(0, 1);
+    world.receive(1, &receive_op(&mut to, 2)).unwrap();
+    let plain = send_op(peer, &mut from, 1);
+    world.send(0, &SendOp { payload: plain.payload.as_device(1), ..plain }).unwrap();
+    world.settle();
+    world.received(1);
+    world.sends(0);
+    assert!(to.0 == from.0);
+    let counts = world.node(0).engine.counts();
+    assert_eq!((counts.window_bytes, counts.fragment_bytes), (0, LEN as u64));
+    world.assert_empty();
+}
+
+#[test]
+fn remote_buffers_of_devices_end_with_their_lane_and_their_peer() {
+    for turns in 0..40 {
+        let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+        let mut world = between_devices(&mut from, &mut to, glazed(1000));
+        for _ in 0..turns {
+            world.progress(1);
+            world.progress(0);
+        }
+        match turns % 3 {
+            0 => {
+                world.leave(usize::from(turns % 2 == 0), Departure::Failed(Errno(libc::EHOSTDOWN)))
+            }
+            1 => {
+                world.net.borrow_mut().lose_windows(0, 1, Prepared::Ready);
+                world.settle();
+                assert_eq!(world.received(1).len, LEN);
+                assert!(matches!(world.sends(0)[..], [Ok(_)]));
+                assert!(to.0 == from.0);
+                world.assert_empty();
+            }
+            _ => {}
+        }
+        drop(world);
+        assert_eq!((mover::under_way(), mover::buffers().0), (0, 0));
     }
 }
