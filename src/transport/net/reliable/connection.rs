@@ -5,6 +5,7 @@ pub(super) mod handshake;
 mod liveness;
 mod path;
 mod receive;
+mod rest;
 pub(super) mod submit;
 pub(super) mod transmit;
 
@@ -14,7 +15,7 @@ use super::packet::{DATAGRAM_LEAST, DATAGRAM_START, Hello, HelloKind, VERSION, V
 use super::receiver::Receiver;
 use super::sender::{SILENCE, SUSPICION, Sender};
 use super::shared::Shared;
-use super::timers::{Entry, NEVER};
+use super::timers::Entry;
 use crate::sys::Errno;
 use crate::telemetry::trace::{self, About, Kind};
 use crate::telemetry::{log, ranks};
@@ -23,6 +24,7 @@ use coalescer::Coalescer;
 use handshake::{ACCEPT, DOUBT, Handshake, INIT, PROBE, Phase};
 use liveness::Liveness;
 use path::{Front, Path};
+use rest::Rest;
 
 /// After this time without an answer to the first contact the log says so, nanoseconds.
 const FIRST_ANSWER_NS: u64 = 3_000_000_000;
@@ -31,10 +33,6 @@ const GREETING_NS: u64 = 20_000_000;
 /// A process of this host answers when it has a processor: it is waited for as long as a dozen others may have it before
 /// it does, nanoseconds. Packets between processes of one host are lost only where a socket is full, which is rare.
 const TURN_NS: u64 = 100_000_000;
-/// How long a connection rests that the link has refused alone, nanoseconds; each further time in a row it rests twice as
-/// long, up to `REST_DOUBLED` times. The peer's packets may be refused for seconds: see `refusals`.
-const REST_NS: u64 = 1_000_000;
-const REST_DOUBLED: u8 = 8;
 /// Most connections whose peer has not yet proven that it is there.
 pub(super) const HALF_OPEN_MAX: usize = 4096;
 
@@ -65,10 +63,8 @@ pub(super) struct Connection {
     pub(super) known: bool,
     /// It is in the queue of connections that have something to send.
     pub(super) queued: bool,
-    /// The link has refused it alone so many times in a row.
-    rests: u8,
-    /// It is not in that queue before this time, nanoseconds, because it was refused alone; [`NEVER`]: it may be.
-    rests_until: u64,
+    /// The link refuses it alone: it is not in that queue for a while.
+    pub(super) rest: Rest,
     pub(super) timer: Entry,
     pub(super) handshake: Handshake,
     pub(super) path: Path,
@@ -98,8 +94,7 @@ impl Connection {
             id: 0,
             known: phase == Phase::Greeting,
             queued: false,
-            rests: 0,
-            rests_until: NEVER,
+            rest: Rest::new(),
             timer: Entry::default(),
             handshake: Handshake::new(phase, shared.random()),
             path: Path::new(shared.settings.datagram_max.min(DATAGRAM_START)),
@@ -159,8 +154,18 @@ impl Connection {
         *hellos &= !(INIT | PROBE | DOUBT);
         self.sender.timeout.reset();
         self.path.on_established(self.sender.window.base, now, hellos);
-        self.liveness.heard(shared.patience);
+        self.heard(shared.patience, now);
         self.liveness.owe(shared.patience, now);
+    }
+
+    /// The peer was heard: what was kept back because nothing reaches it is tried at once.
+    #[inline]
+    pub(super) fn heard(&mut self, patience: u64, now: u64) {
+        self.liveness.heard(patience);
+        if !self.path.is_direct() {
+            self.rest.hurry(now); // otherwise its packets do not show that it is reached over UDP
+        }
+        self.sender.timeout.on_heard(now);
     }
 
     /// The peer has answered an INIT of `len` bytes.
@@ -194,24 +199,23 @@ impl Connection {
 
     /// It belongs in the queue of connections that have something to send, and is not there.
     pub(super) fn is_to_queue(&self) -> bool {
-        !self.queued && self.rests_until == NEVER && self.wants_to_send()
+        let wants = match self.rest.is_on() {
+            true => self.rest.spares_data() && self.sends_direct(),
+            false => self.wants_to_send(),
+        };
+        !self.queued && wants
     }
 
-    /// The link has taken nothing, and takes packets to others.
-    #[cold]
-    pub(super) fn rest(&mut self, now: u64) {
-        self.rests_until = now.saturating_add(REST_NS << self.rests);
-        self.rests = (self.rests + 1).min(REST_DOUBLED);
-    }
-
-    /// The link has taken something.
+    /// The link has taken something. What it took over another path than UDP does not show that UDP takes the rest.
     pub(super) fn note_left(&mut self) {
-        self.rests = 0;
+        if self.handshake.hellos == 0 {
+            self.rest.end();
+        }
     }
 
     /// When [`Self::on_deadline`] must be called next.
     pub(super) fn deadline(&self) -> u64 {
-        let own = self.receiver.acknowledgement.at.min(self.rests_until);
+        let own = self.receiver.acknowledgement.at.min(self.rest.until);
         own.min(self.sender.timeout.at).min(self.liveness.look_at).min(self.path.due())
     }
 
@@ -222,8 +226,8 @@ impl Connection {
         now: u64,
         sink: &impl Sink,
     ) -> Option<End> {
-        if self.rests_until <= now {
-            self.rests_until = NEVER;
+        if self.rest.ends(now) && !self.wants_to_send() {
+            self.rest.end();
         }
         self.receiver.on_deadline(now, shared.back_at);
         if self.sender.timeout.at <= now {
@@ -271,7 +275,9 @@ impl Connection {
                     self.handshake.hellos |= INIT | DOUBT;
                     self.liveness.note_init(shared.patience);
                 }
-                if !waits {
+                if waits {
+                    self.sender.timeout.withheld = true;
+                } else {
                     self.sender.send_again();
                 }
                 self.path.ask(self.front(), &mut self.handshake.hellos);

@@ -191,7 +191,7 @@ impl Reliable {
     fn take_init(&mut self, place: u32, now: u64, hello: &Hello, len: usize, sink: &mut impl Sink) {
         let Some(c) = self.table.at(place) else { return };
         if c.handshake.is_established() {
-            c.liveness.heard(self.shared.patience);
+            c.heard(self.shared.patience, now);
         } else if hello.echo != 0 && (hello.echo, hello.dest) == (c.handshake.nonce, c.id) {
             // It has received the reply, and knows a nonce that no replayed packet can contain.
             c.adopt(&self.shared, hello);
@@ -211,6 +211,7 @@ impl Reliable {
         }
         if let Some(c) = self.table.at(place) {
             c.handshake.accept(hello, len);
+            c.rest.hurry(now);
         }
         self.settle(place);
     }
@@ -295,9 +296,9 @@ impl Reliable {
                 c.handshake.unheard = true;
             }
         } else if c.handshake.is_with(hello) {
-            c.liveness.heard(self.shared.patience);
             c.handshake.cookie = 0;
             c.on_answered(hello.answered, self.shared.patience, now);
+            c.heard(self.shared.patience, now);
         } else if !hello.established {
             // It answers an INIT sent before this connection was established, perhaps from an earlier incarnation. A
             // new INIT shows which of them is there.

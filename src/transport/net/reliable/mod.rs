@@ -345,8 +345,11 @@ impl Reliable {
         if self.blocked || !self.replies.is_empty() || self.notices.wait_for(c.id) {
             return false;
         }
-        let mut turn = Turn { shared: &mut self.shared, link, now, sent: 0 };
+        let mut turn = Turn::new(&mut self.shared, link, now);
         let pushed = c.push_at_once(&mut turn, header, len, pack);
+        if turn.sent > 0 || pushed == Some(Pushed::Left) {
+            c.note_left();
+        }
         match pushed {
             None => return false,
             Some(Pushed::Held) if c.queued => {}
@@ -359,6 +362,7 @@ impl Reliable {
                 c.coalescer.on_left(clock);
                 self.blocked = pushed == Some(Pushed::Blocked) && link.is_full();
                 self.settle(place);
+                self.blocked &= self.has_unsent();
             }
         }
         true
@@ -450,9 +454,9 @@ impl Reliable {
             let Some(place) = self.ready.pop_front() else { break };
             let Some(c) = self.table.at(place) else { continue };
             c.queued = false;
-            let mut turn = Turn { shared: &mut self.shared, link, now, sent: 0 };
+            let mut turn = Turn::new(&mut self.shared, link, now);
             let all = c.transmit(&mut turn);
-            let sent = turn.sent;
+            let (sent, alone) = (turn.sent, turn.refused);
             n += sent;
             if sent > 0 {
                 c.note_left();
@@ -462,8 +466,8 @@ impl Reliable {
             }
             // A link that is full refuses every peer. One may also be refused alone: see `refusals`.
             self.blocked = !all && (sent > 0 || link.is_full());
-            if !all && !self.blocked {
-                c.rest(now);
+            if alone || !all && !self.blocked {
+                c.rest.refused(all, now);
                 refused += 1;
             }
             self.timers.set(place, c.deadline(), &mut c.timer);
@@ -475,6 +479,7 @@ impl Reliable {
                 break;
             }
         }
+        self.blocked &= self.has_unsent();
         n
     }
 
@@ -499,7 +504,7 @@ impl Reliable {
         self.catch_up(now);
         let Some(place) = self.table.place_of(peer) else { return };
         if let Some(c) = self.table.at(place) {
-            c.send_close(&mut Turn { shared: &mut self.shared, link, now, sent: 0 });
+            c.send_close(&mut Turn::new(&mut self.shared, link, now));
         }
         self.remove(place, End::Departed(Departure::Closed), sink);
     }
@@ -583,7 +588,7 @@ impl Reliable {
     pub(crate) fn close(&mut self, now: u64, link: &mut impl Link) {
         self.turn(now);
         for c in self.table.iter_mut() {
-            c.send_close(&mut Turn { shared: &mut self.shared, link, now, sent: 0 });
+            c.send_close(&mut Turn::new(&mut self.shared, link, now));
         }
     }
 }

@@ -140,6 +140,10 @@ impl Sender {
     ) {
         let all = taken as u64 == batch.end - batch.start;
         self.window.note_taken(batch, taken, fresh);
+        if !fresh && !all && !self.may_send() {
+            // It may leave although the window is full, and has not.
+            self.timeout.extra = 1;
+        }
         if asks && all {
             (self.asked, self.asks) = (self.window.transmission, false);
         }
@@ -178,6 +182,7 @@ impl Sender {
     /// The retransmission timeout has expired: sends those packets again that were passed by one that has arrived, or else
     /// the first one; after several timeouts all packets, gradually.
     pub(super) fn send_again(&mut self) {
+        self.timeout.withheld = false;
         if self.timeout.attempts == SILENCE {
             self.congestion.on_silence();
             self.window.lose_all();
@@ -358,5 +363,24 @@ mod tests {
         sender.send_again();
         assert_eq!(sender.choose(64), (1..2, false));
         assert!(!sender.may_send());
+    }
+
+    #[test]
+    fn that_packet_leaves_later_if_the_link_does_not_take_it() {
+        let mut sender = sender(64, 64);
+        let (batch, fresh) = sender.choose(64);
+        let count = sender.window.transmit(batch.clone(), 0).count();
+        sender.on_taken(batch, count, fresh, false, 0);
+        sender.congestion.on_silence();
+        sender.timeout.attempts += 1;
+        sender.send_again();
+        assert!(sender.window.in_flight > sender.congestion.window());
+        for taken in [0, 0, 1] {
+            assert!(sender.may_send());
+            assert_eq!(sender.choose(64), (1..2, false));
+            assert_eq!(sender.window.transmit(1..2, 5).count(), 1);
+            sender.on_taken(1..2, taken, false, false, 5);
+        }
+        assert!(!sender.may_send() && sender.timeout.extra == 0);
     }
 }

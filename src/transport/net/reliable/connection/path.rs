@@ -115,6 +115,11 @@ impl Path {
         usize::from(if self.direct > 0 { self.direct } else { self.carried })
     }
 
+    /// Packets go over a path that is not probed.
+    pub(super) fn is_direct(&self) -> bool {
+        self.direct > 0
+    }
+
     /// Packets of `len` bytes go over a path that is not probed; 0: none do.
     #[inline]
     pub(super) fn go_direct(&mut self, len: usize) {
@@ -132,7 +137,7 @@ impl Path {
 
     /// Both sides take datagrams of `limit` bytes, and packets of `direct_limit` bytes over a path that is not probed.
     /// Nothing is known of the path between them.
-    pub(super) fn both_take(&mut self, limit: u16, direct_limit: u16) {
+    pub(crate) fn both_take(&mut self, limit: u16, direct_limit: u16) {
         let known = Self::new(usize::from(limit).min(DATAGRAM_START));
         *self = Self { limit, direct_limit, wanted: self.wanted, ..known };
     }

@@ -52,7 +52,7 @@ impl Connection {
             return None;
         }
         let message = self.receiver.take_plain(shared, packet)?;
-        self.liveness.heard(shared.patience);
+        self.heard(shared.patience, packet.at);
         Some(message)
     }
 
@@ -63,8 +63,8 @@ impl Connection {
         packet: &Arrival<'_>,
         sink: &mut impl Sink,
     ) -> Option<End> {
-        self.liveness.heard(shared.patience);
         let (header, now) = (&packet.header, packet.at);
+        self.heard(shared.patience, now);
         let (words, frames) = packet.body.split_at_checked(usize::from(header.sack_words) * 8)?;
         let mut sound = self.sender.on_acknowledgement(shared, header, words, now, now);
         match header.kind {

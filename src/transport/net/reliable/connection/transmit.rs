@@ -26,6 +26,14 @@ pub(crate) struct Turn<'a, L> {
     pub(crate) now: u64,
     /// Packets sent so far.
     pub(crate) sent: usize,
+    /// The link has refused a handshake packet, and not because it is full.
+    pub(crate) refused: bool,
+}
+
+impl<'a, L> Turn<'a, L> {
+    pub(crate) fn new(shared: &'a mut Shared, link: &'a mut L, now: u64) -> Self {
+        Self { shared, link, now, sent: 0, refused: false }
+    }
 }
 
 impl Connection {
@@ -40,8 +48,18 @@ impl Connection {
 
     /// Whether `transmit` has something to do.
     pub(crate) fn wants_to_send(&self) -> bool {
+        self.handshake.hellos != 0 || self.wants_to_send_data()
+    }
+
+    /// The same without handshake packets, which UDP alone carries.
+    fn wants_to_send_data(&self) -> bool {
         let wants = || self.receiver.acknowledgement.now || self.sender.may_send();
-        self.handshake.hellos != 0 || self.handshake.is_established() && wants()
+        self.handshake.is_established() && wants()
+    }
+
+    /// Something waits that UDP need not carry.
+    pub(super) fn sends_direct(&self) -> bool {
+        self.path.is_direct() && self.wants_to_send_data()
     }
 
     /// Sends packets, a bounded number. False: the link took no more.
@@ -49,12 +67,17 @@ impl Connection {
         if std::mem::take(&mut self.path.cut) {
             turn.link.allow_fragments(&self.address, self.path.carried());
         }
-        if !self.send_hellos(turn) {
-            return false;
+        let waits = self.rest.is_on();
+        if !waits && !self.send_hellos(turn) {
+            if turn.link.is_full() {
+                return false;
+            }
+            turn.refused = true;
         }
         self.path.go_direct(turn.link.direct(&self.address));
-        if !self.handshake.is_established() {
-            return true;
+        // What UDP does not carry to this peer alone holds up nothing that goes another way.
+        if (waits || turn.refused) && !self.path.is_direct() || !self.handshake.is_established() {
+            return !turn.refused;
         }
         // Packets that came early are acknowledged first: packets with data have no room for that list.
         if !self.receiver.order.is_whole() && !self.acknowledge(turn) {

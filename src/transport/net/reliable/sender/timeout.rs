@@ -22,11 +22,13 @@ pub(crate) struct Timeout {
     pub(crate) extra: u8,
     /// The first unacknowledged packet when the peer last answered a handshake.
     answered: Option<u64>,
+    /// It has expired, and nothing was sent again: the peer did not answer for long.
+    pub(crate) withheld: bool,
 }
 
 impl Timeout {
     pub(super) fn new() -> Self {
-        Self { at: NEVER, since: NEVER, attempts: 0, extra: 0, answered: None }
+        Self { at: NEVER, since: NEVER, attempts: 0, extra: 0, answered: None, withheld: false }
     }
 
     /// `ns`, doubled for each timeout in a row.
@@ -48,6 +50,14 @@ impl Timeout {
     /// peer drops packets for lack of room, and the back-off goes on.
     pub(crate) fn on_answer(&mut self, base: u64, now: u64) {
         if self.answered.replace(base) != Some(base) {
+            self.end(now);
+        }
+    }
+
+    /// The peer was heard: what was not sent again because of its silence is sent now.
+    #[inline]
+    pub(crate) fn on_heard(&mut self, now: u64) {
+        if std::mem::take(&mut self.withheld) {
             self.end(now);
         }
     }
