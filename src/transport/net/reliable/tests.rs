@@ -687,6 +687,34 @@ fn a_handshake_that_udp_refuses_holds_up_no_message_for_the_device() {
     assert!(bench.a.wire.packets.is_empty() && !bench.a.machine.has_unsent(), "it rests");
 }
 
+/// Where each message leaves at once, nothing but the message shows that its path may have opened.
+#[test]
+fn messages_that_leave_at_once_take_a_path_when_it_opens() {
+    for (direct, len) in [(1024, 1100), (1024, 1400), (1024, 5000), (4096, 3000), (4096, 9000)] {
+        let mut bench = Bench::connected();
+        bench.connection().path.both_take(1472, 4096);
+        bench.know_path();
+        let packets = |bench: &mut Bench, number| {
+            bench.a.wire.indirect = 0;
+            let packets = bench.push(MS, number, len);
+            bench.exchange(|_| true);
+            bench.b.machine.acknowledge_all();
+            bench.exchange(|_| true);
+            (packets, bench.a.wire.indirect)
+        };
+        let (before, indirect) = packets(&mut bench, 0);
+        assert_eq!(before, indirect);
+        bench.a.wire.direct = direct;
+        let (during, indirect) = packets(&mut bench, 1);
+        let (room, front) = (direct - HEADER_LEN, 12);
+        let more = (front + len).saturating_sub(room).div_ceil(room - 4);
+        assert_eq!((during, indirect), (1 + more, 0), "{direct} {len}");
+        bench.a.wire.direct = 0;
+        assert_eq!(packets(&mut bench, 2), (before, before), "{direct} {len}");
+        bench.assert_heard(3, len);
+    }
+}
+
 /// IPsec splits a batch itself, and returns the error of the packet at which it stopped.
 #[test]
 fn packets_that_left_although_the_link_did_not_take_them_end_no_connection() {

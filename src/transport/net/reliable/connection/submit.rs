@@ -1,6 +1,8 @@
 //! Messages from the layer above: split over packets, coalesced into one, or sent at once.
 
-use super::super::packet::{self, FIRST_FRAME_LEN, FRAME_LEN, HEADER_LEN, MESSAGE_MAX};
+use super::super::packet::{
+    self, DATAGRAM_LEAST, FIRST_FRAME_LEN, FRAME_LEN, HEADER_LEN, MESSAGE_MAX,
+};
 use super::super::shared::Shared;
 use super::super::timers::NEVER;
 use super::Connection;
@@ -197,8 +199,12 @@ impl Connection {
         len: usize,
         mut pack: impl FnMut(usize, &mut [u8]),
     ) -> Option<Pushed> {
-        let room = self.path.carried().saturating_sub(HEADER_LEN);
         let whole = FRAME_LEN + header.len() + len;
+        // A shorter packet goes over any path. Where messages leave at once nothing else looks.
+        if HEADER_LEN + whole > DATAGRAM_LEAST {
+            self.path.go_direct(turn.link.direct(&self.address));
+        }
+        let room = self.path.carried().saturating_sub(HEADER_LEN);
         let holds = self.coalescer.holds(&mut turn.shared.backoff, turn.now);
         if holds || self.coalescer.open || self.coalescer.held || whole >= room {
             if holds && self.coalescer.held && self.join(header, len, |to| pack(0, to)) {
