@@ -1,8 +1,13 @@
 //! Address handles: a bounded number, one for each remote port, however many peers are behind it. Making one takes a
 //! system call, so they are kept until there are too many.
 
+use crate::transport::net::agreement::pause::Failures;
 use std::collections::HashMap;
 use std::hash::Hash;
+
+/// How long a port counts as unreachable after the first failure, nanoseconds; twice as long after each further one in a
+/// row: each attempt that has to ask the network takes a second.
+const UNREACHABLE_NS: u64 = 1_000_000_000;
 
 /// Names a handle; it may be gone when it is used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,9 +104,60 @@ impl<K: Copy + Eq + Hash, V> Handles<K, V> {
     }
 }
 
+/// Ports for which no handle could be made: a bounded number.
+#[derive(Debug)]
+pub(super) struct Unreachable<K> {
+    failures: HashMap<K, Failures>,
+    limit: usize,
+}
+
+impl<K: Eq + Hash> Unreachable<K> {
+    pub(super) fn new(limit: usize) -> Self {
+        Self { failures: HashMap::new(), limit }
+    }
+
+    /// No handle of `key` is to be made yet.
+    pub(super) fn has(&self, key: &K, now: u64) -> bool {
+        self.failures.get(key).is_some_and(|failures| failures.pause(now))
+    }
+
+    /// A handle of `key` was made, or that failed.
+    pub(super) fn note(&mut self, key: K, made: bool, now: u64) {
+        if made {
+            self.failures.remove(&key);
+            return;
+        }
+        if self.failures.len() >= self.limit {
+            self.failures.clear();
+        }
+        self.failures.entry(key).or_default().again(now, UNREACHABLE_NS);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The kernel gave up a neighbour while a switch was away.
+    #[test]
+    fn a_port_that_is_back_is_reached_in_about_the_time_for_which_it_was_away() {
+        const SECOND: u64 = 1_000_000_000;
+        let mut ports = Unreachable::new(2);
+        let mut attempts = Vec::new();
+        for now in 1..200 {
+            if !ports.has(&7, now * SECOND) {
+                ports.note(7, false, now * SECOND);
+                attempts.push(now);
+            }
+        }
+        assert_eq!(attempts[..7], [1, 2, 4, 8, 16, 32, 62]);
+        assert!(ports.has(&7, 190 * SECOND) && !ports.has(&8, 190 * SECOND));
+        ports.note(7, true, 190 * SECOND);
+        ports.note(7, false, 191 * SECOND);
+        assert!(ports.has(&7, 191 * SECOND) && !ports.has(&7, 192 * SECOND));
+        (0..5).for_each(|key| ports.note(key, false, 191 * SECOND));
+        assert!(ports.failures.len() <= 2);
+    }
 
     fn find(handles: &mut Handles<u32, String>, key: u32) -> HandleId {
         handles.find(key, || Ok::<_, ()>(key.to_string())).unwrap()

@@ -739,7 +739,7 @@ impl Rdma {
             if let Some(taken) = self.next.as_mut().and_then(|next| next.send(to, packets)) {
                 return Some(taken);
             }
-            self.ways.detour(to);
+            self.ways.detour(to, self.pace.now);
             self.call();
             return None;
         };

@@ -1,7 +1,7 @@
 //! The UD queue pair of one endpoint, and its address handles.
 
 use super::aside::{Aside, Crew};
-use super::handles::{HandleId, Handles};
+use super::handles::{HandleId, Handles, Unreachable};
 use super::introduction::Place;
 use crate::sys::event::Epoll;
 use crate::sys::packets::Pool;
@@ -18,8 +18,6 @@ const HANDLES_MAX: usize = 4096;
 const WAITING_MAX: usize = 256;
 /// Most handles that wait for the end of sends.
 const RETIRED_MAX: usize = 64;
-/// How long a port counts as unreachable, nanoseconds.
-const UNREACHABLE_NS: u64 = 30_000_000_000;
 
 /// The remote port that a handle is for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -49,9 +47,7 @@ pub(super) struct UdLink {
     aside: Option<Aside<AhSettings, Result<Ah, Errno>>>,
     /// Datagrams that wait for a handle in the making. A key may have none.
     waiting: HashMap<HandleKey, Vec<Waiting>>,
-    /// Ports for which no handle could be made, and until when they are not tried again, nanoseconds: each attempt that
-    /// has to ask the network takes a second.
-    unreachable: HashMap<HandleKey, u64>,
+    unreachable: Unreachable<HandleKey>,
     place: Place,
     gid_index: u8,
     marks: Marks,
@@ -68,7 +64,8 @@ impl UdLink {
         threads: bool,
     ) -> Self {
         let handles = Handles::new(HANDLES_MAX);
-        let (unreachable, waiting, aside) = (HashMap::new(), HashMap::new(), None);
+        let unreachable = Unreachable::new(HANDLES_MAX);
+        let (waiting, aside) = (HashMap::new(), None);
         let retired = VecDeque::new();
         Self {
             port,
@@ -151,10 +148,7 @@ impl UdLink {
         if self.waiting.contains_key(&key) {
             return Ok(None);
         }
-        let now = clock::now_ns();
-        if !self.place.reaches(there)
-            || self.unreachable.get(&key).is_some_and(|until| now < *until)
-        {
+        if !self.place.reaches(there) || self.unreachable.has(&key, clock::now_ns()) {
             return Err(Errno(libc::EHOSTUNREACH));
         }
         let settings = self.settings_of(there);
@@ -177,12 +171,7 @@ impl UdLink {
 
     /// Keeps a handle, or the fact that there is none.
     fn keep(&mut self, key: HandleKey, made: Result<Ah, Errno>) -> Result<HandleId, Errno> {
-        if made.is_err() {
-            if self.unreachable.len() >= HANDLES_MAX {
-                self.unreachable.clear();
-            }
-            self.unreachable.insert(key, clock::now_ns() + UNREACHABLE_NS);
-        }
+        self.unreachable.note(key, made.is_ok(), clock::now_ns());
         self.handles.find(key, || made)
     }
 

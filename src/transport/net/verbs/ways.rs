@@ -10,6 +10,8 @@ use std::collections::HashMap;
 
 /// At most this many packets go over UDP before a peer whose path is not validated is challenged again.
 const CALL_EVERY: u32 = 1024;
+/// The same for a peer that gets few packets: the time since the last such challenge, nanoseconds.
+const CALL_NS: u64 = 5_000_000_000;
 
 /// The state of the path to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,8 +41,9 @@ struct Way<H> {
     state: State,
     /// The peer has since announced another queue-pair address, which is not validated: the packet may be an old one.
     next: Option<Ask>,
-    /// Packets that went over UDP since the first challenge.
+    /// Packets that went over UDP since the first challenge, and when one last triggered another, nanoseconds.
     detours: u32,
+    called_at: u64,
 }
 
 /// A path that may be used.
@@ -129,6 +132,7 @@ impl<H> Ways<H> {
                 state: State::Asked,
                 next: None,
                 detours: 0,
+                called_at: 0,
             });
             return;
         };
@@ -269,12 +273,14 @@ impl<H> Ways<H> {
         self.asks.pop();
     }
 
-    /// A packet to `address` goes over UDP: now and then that triggers another challenge.
+    /// A packet to `address` goes over UDP at `now`: now and then that triggers another challenge.
     #[inline]
-    pub(super) fn detour(&mut self, address: &Address) {
+    pub(super) fn detour(&mut self, address: &Address, now: u64) {
         let Some(way) = self.find(address) else { return };
         way.detours = way.detours.saturating_add(1);
-        if way.detours.is_power_of_two() || way.detours % CALL_EVERY == 0 {
+        let few = now.saturating_sub(way.called_at) >= CALL_NS;
+        if few || way.detours.is_power_of_two() || way.detours % CALL_EVERY == 0 {
+            way.called_at = now;
             self.ask(address);
         }
     }
@@ -339,7 +345,7 @@ mod tests {
     fn a_way_is_used_once_it_has_answered() {
         let (mut ways, a) = (Ways::<()>::default(), address(1));
         assert!(ways.open(&a).is_none());
-        ways.detour(&a);
+        ways.detour(&a, 7);
         assert_eq!(asks(&mut ways), [], "nothing is known");
         ways.learn(&a, place(5), 77);
         assert_eq!(asks(&mut ways), [(5, 77)]);
@@ -362,12 +368,29 @@ mod tests {
         asks(&mut ways);
         let mut calls = Vec::new();
         for n in 1..=5000 {
-            ways.detour(&a);
+            ways.detour(&a, 7);
             if !asks(&mut ways).is_empty() {
                 calls.push(n);
             }
         }
         assert_eq!(calls, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3072, 4096]);
+    }
+
+    /// Its path may have failed for a minute, and carry packets again.
+    #[test]
+    fn a_peer_that_gets_few_packets_is_called_within_seconds() {
+        let (mut ways, a) = (Ways::<()>::default(), address(1));
+        ways.learn(&a, place(5), 77);
+        asks(&mut ways);
+        let mut calls = Vec::new();
+        for second in 0..200 {
+            ways.detour(&a, second * 1_000_000_000);
+            if !asks(&mut ways).is_empty() {
+                calls.push(second);
+            }
+        }
+        assert!(calls.windows(2).all(|two| two[1] - two[0] <= 5), "{calls:?}");
+        assert!(calls.len() < 50, "{calls:?}");
     }
 
     #[test]
@@ -437,7 +460,7 @@ mod tests {
     fn a_peer_without_datagrams_is_known_and_not_asked() {
         let (mut ways, a) = (Ways::<()>::default(), address(1));
         ways.learn(&a, place(0), 1);
-        ways.detour(&a);
+        ways.detour(&a, 7);
         ways.doubt(&a, 2);
         assert_eq!((asks(&mut ways), ways.place(&a)), (vec![], Some(place(0))));
         ways.learn(&a, place(5), 3);
@@ -496,12 +519,12 @@ mod tests {
         assert_eq!((ways.peer(0), ways.peer(1), ways.peer(2)), (Some(&a), Some(&b), None));
         ways.reset(|| 9);
         assert!(ways.next_ask().is_none() && ways.open(&a).is_none());
-        ways.detour(&a);
+        ways.detour(&a, 7);
         assert_eq!(ways.next_ask(), Some(Ask { to: place(5), nonce: 9 }), "when there is traffic");
         assert_eq!(ways.answered(&a, &place(5), 1), None, "an answer to the old one");
         assert_eq!(ways.answered(&a, &place(5), 9), Some(Opened::Again));
         assert_eq!(*ways.open(&a).unwrap().handle, None, "of the old one");
-        ways.detour(&b);
+        ways.detour(&b, 7);
         assert_eq!(ways.next_ask(), Some(Ask { to: place(6), nonce: 1 }));
     }
 
@@ -514,7 +537,7 @@ mod tests {
         ways.close(&a, 2);
         assert_eq!(asks(&mut ways), []);
         assert!(ways.open(&a).is_none());
-        ways.detour(&a);
+        ways.detour(&a, 7);
         assert_eq!(asks(&mut ways), [(5, 2)]);
     }
 }
