@@ -1,5 +1,6 @@
 //! The endpoint's protocol state and its progress function.
 
+use super::Host;
 use super::collective::CollectivePacket;
 use super::index_list::Key;
 use super::limits::Counts;
@@ -9,7 +10,6 @@ use super::rma::RmaPacket;
 use super::schemes::put::{self, GET_OF_A_MESSAGE, PUT_OF_A_MESSAGE};
 use super::sends::Pending;
 use super::state::{Core, Engine};
-use super::{Host, UNKNOWN_SOURCE};
 use crate::memory::SegmentList;
 use crate::transport::{
     Address, Departure, Figures, Handler, Iface, LaneId, Mark, PeerId, RemoteKey, StreamEnd,
@@ -347,20 +347,21 @@ impl Core {
             | self.collectives.work()
     }
 
-    /// Whether an operation waits for `peer`.
+    /// Whether an operation waits for `peer`, or has a moment ago: see [`Owed`](super::owed::Owed).
     pub(super) fn is_owed(&self, peer: PeerId, host: &impl Host) -> bool {
         let Some(state) = self.peers.get(peer) else { return false };
-        let receives = host.see_shared_receives().unwrap_or(&self.matching.own);
-        let waits_for_it = || {
-            let source = state.source_now(host);
-            source != UNKNOWN_SOURCE && receives.want(source)
-        };
+        let who = (peer, state.source_now(host));
         state.outstanding > 0
             || state.deferred() > 0
             || self.rma.awaits(peer)
-            || self.collectives.awaits(peer)
-            || self.arrivals.active.iter().any(|(_, active)| active.message.peer == peer)
-            || waits_for_it()
+            || self.owed.has(who, host.now_ns(), |snapshot| {
+                let receives = host.see_shared_receives().unwrap_or(&self.matching.own);
+                snapshot.sources.extend(receives.sources());
+                let active = &self.arrivals.active;
+                snapshot.peers.extend(active.iter().map(|(_, active)| active.message.peer));
+                snapshot.peers.extend(self.collectives.awaited());
+                receives.len() + active.len() + self.collectives.len()
+            })
     }
 }
 

@@ -21,6 +21,7 @@ mod limits;
 mod matching;
 mod message;
 mod outbox;
+mod owed;
 mod packet;
 mod peers;
 mod queue;

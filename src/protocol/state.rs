@@ -5,6 +5,7 @@ use super::collective::Collectives;
 use super::limits::{Counts, Limits, Standing};
 use super::matching::Matching;
 use super::outbox::Outbox;
+use super::owed::Owed;
 use super::peers::Peers;
 use super::rma::Rma;
 use super::sends::Sends;
@@ -38,6 +39,7 @@ pub(super) struct Core {
     pub(super) rma: Rma,
     /// Collective groups.
     pub(super) collectives: Collectives,
+    pub(super) owed: Owed,
 }
 
 impl Core {
@@ -81,6 +83,7 @@ impl<I> Engine<I> {
                 sends: Sends::new(),
                 rma: Rma::default(),
                 collectives: Collectives::default(),
+                owed: Owed::default(),
             },
         }
     }

@@ -131,11 +131,18 @@ impl Collectives {
             || self.outbox.iter().any(|message| silent(message.peer))
     }
 
-    /// Whether a group needs a message from `peer` to continue.
-    pub(in crate::protocol) fn awaits(&self, peer: PeerId) -> bool {
-        self.groups.values().any(|group| {
-            let step = group.running.front().and_then(|op| op.plan.steps.front());
-            matches!(step, Some(Step::Receive { from, .. }) if group.peer(*from) == Some(peer))
+    /// Number of groups.
+    pub(in crate::protocol) fn len(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// The peers of which groups need a message to continue.
+    pub(in crate::protocol) fn awaited(&self) -> impl Iterator<Item = PeerId> {
+        self.groups.values().filter_map(|group| {
+            match group.running.front().and_then(|op| op.plan.steps.front())? {
+                Step::Receive { from, .. } => group.peer(*from),
+                _ => None,
+            }
         })
     }
 

@@ -6,8 +6,8 @@ use crate::memory::keys::{Denied, Granted, Region, RegionTable, Right};
 use crate::protocol::packet::Packet;
 use crate::protocol::{
     ANY_SOURCE, Completion, Direction, Engine, Failure, Host, Limits, OpError, PeekAction,
-    ReceiveOp, RemoteAccess, RemoteRange, RemoteRanges, Report as Reported, RmaOp, SendOp,
-    UNKNOWN_SOURCE,
+    ReceiveOp, Receives, RemoteAccess, RemoteRange, RemoteRanges, Report as Reported, RmaOp,
+    SendOp, UNKNOWN_SOURCE,
 };
 use crate::sys::cma::Range;
 use crate::transport::loopback::Loopback;
@@ -45,6 +45,10 @@ pub(super) struct TestHost {
     pub(super) joined: Vec<(u64, Result<(), i32>)>,
     book: HashMap<Address, u64>,
     epoch: u64,
+    /// 0: it has no clock.
+    pub(super) now_ns: u64,
+    /// How often it was asked for a shared queue of receives.
+    pub(super) looks: Cell<usize>,
     /// How often it was asked whether the book has changed.
     pub(super) asked: Cell<usize>,
 }
@@ -60,6 +64,8 @@ impl TestHost {
             joined: Vec::new(),
             book: HashMap::new(),
             epoch: 0,
+            now_ns: 0,
+            looks: Cell::new(0),
             asked: Cell::new(0),
         }
     }
@@ -99,6 +105,15 @@ impl Host for TestHost {
     fn book_epoch(&self) -> u64 {
         self.asked.set(self.asked.get() + 1);
         self.epoch
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    fn see_shared_receives(&self) -> Option<&Receives> {
+        self.looks.set(self.looks.get() + 1);
+        None
     }
 
     fn takes_arrivals(&self) -> bool {

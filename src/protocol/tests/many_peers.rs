@@ -1,11 +1,12 @@
 //! An endpoint with many peers: what it does for one of them does not lead it through all others.
 
-use super::fixture::{LIMITS, World};
+use super::fixture::{LIMITS, Memory, Node, World, receive_op};
 use super::sim::Weather;
 use crate::protocol::index_list::Key;
 use crate::protocol::packet::Packet;
 use crate::protocol::schemes::eager::Tracked;
 use crate::protocol::sends::What;
+use crate::protocol::{Limits, ReceiveOp};
 use crate::transport::{Mark, PeerId, comparisons_of};
 
 const PEERS: usize = 200;
@@ -86,4 +87,41 @@ fn replies_to_many_full_peers_wait_at_little_cost() {
     let taken = comparisons_of(|| assert_eq!(node.engine.flush_outbox(&mut node.host), 0));
     assert!(node.engine.core.outbox.receivers().eq(peers.iter().flat_map(|peer| [*peer; 2])));
     assert!(taken < FEW, "{taken}");
+}
+
+/// Which of the peers owe a message, asked one after the other, and how many walks through all receives that took.
+fn debtors(node: &mut Node, peers: &[PeerId]) -> (Vec<PeerId>, usize) {
+    node.host.looks.set(0);
+    let owes = |peer: &&PeerId| node.engine.core.is_owed(**peer, &node.host);
+    let debtors = peers.iter().filter(owes).copied().collect();
+    (debtors, node.host.looks.get())
+}
+
+#[test]
+fn questions_about_many_peers_are_answered_by_one_walk_through_the_receives() {
+    const POSTED: usize = 1000;
+    let limits = Limits { rx_max: 2 * POSTED, ..LIMITS };
+    let mut world = World::new(PEERS + 1, Weather::fair(), limits);
+    let peers: Vec<PeerId> = (1..=PEERS).map(|slot| world.peer(0, slot)).collect();
+    let node = world.node(0);
+    (1..=PEERS).for_each(|slot| node.host.learn(slot));
+    node.host.now_ns = 1;
+    let mut memory = Memory::zeroed(8);
+    let mut post = |node: &mut Node, slot: usize, context: usize| {
+        let source = node.host.source_of_slot(slot);
+        let op = ReceiveOp { source, ..receive_op(&mut memory, context as u64) };
+        node.receive(&op).unwrap();
+    };
+    for context in 0..POSTED {
+        post(node, 1 + context % (PEERS / 2), context);
+    }
+    let mut owing = peers[..PEERS / 2].to_vec();
+    assert_eq!(debtors(node, &peers), (owing.clone(), 1));
+    // A receive is seen a moment later: here at most a millisecond.
+    post(node, PEERS, POSTED);
+    node.host.now_ns += 500_000;
+    assert_eq!(debtors(node, &peers), (owing.clone(), 0));
+    node.host.now_ns += 500_000;
+    owing.extend(peers.last());
+    assert_eq!(debtors(node, &peers), (owing, 1));
 }
