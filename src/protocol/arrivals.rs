@@ -74,7 +74,7 @@ pub(super) struct Arrivals {
     pub(super) active: IndexList<Active>,
     /// Messages whose unsolicited bytes are still arriving.
     pub(super) pushed: PushedMessages,
-    /// Receives for which this endpoint has something to do.
+    /// Receives for which this endpoint has something to do. Some may have ended meanwhile.
     pub(super) pulls: VecDeque<Key>,
     /// Parts of receives that their senders or this endpoint's device move.
     pub(super) chunks: put::Chunks,
@@ -120,9 +120,19 @@ impl Arrivals {
         } else {
             Receiver::Get(get::Receiver { ranges })
         };
-        let landing = None;
-        let message =
-            Inbound { peer, envelope, target, tx, len, want, received, leaves, landing, failed };
+        let message = Inbound {
+            peer,
+            envelope,
+            target,
+            tx,
+            len,
+            want,
+            received,
+            leaves,
+            queued: !pushes,
+            landing: None,
+            failed,
+        };
         let key = self.active.push_back(Active { message, scheme });
         if !pushes {
             self.pulls.push_back(key);
@@ -157,9 +167,19 @@ impl Arrivals {
     }
 
     pub(super) fn queue_pull(&mut self, key: Key) {
-        if !self.pulls.contains(&key) {
+        let Some(active) = self.active.get_mut(key) else { return };
+        if !std::mem::replace(&mut active.message.queued, true) {
             self.pulls.push_back(key);
         }
+    }
+
+    /// The next receive for which this endpoint has something to do.
+    pub(super) fn next_pull(&mut self) -> Option<Key> {
+        let key = self.pulls.pop_front()?;
+        if let Some(active) = self.active.get_mut(key) {
+            active.message.queued = false;
+        }
+        Some(key)
     }
 
     /// Sends a CTS for all bytes. `one_sided`: the sender may be able to write to the buffer. `faulted`: it has to check

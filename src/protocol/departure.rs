@@ -58,7 +58,6 @@ impl Core {
                 landing.orphaned = true;
                 continue;
             }
-            self.arrivals.pulls.retain(|k| *k != key);
             let Some(Active { message, .. }) = self.arrivals.remove(key) else { continue };
             self.end_active(&message, Outcome::failed(message.received, error), host);
         }

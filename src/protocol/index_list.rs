@@ -2,10 +2,20 @@
 //! the entry that was there before.
 
 /// The name of an entry: slot and generation. Fits into 64 bits on the wire.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, Eq, Hash, Debug)]
+#[cfg_attr(not(test), derive(PartialEq))]
+#[cfg_attr(test, expect(clippy::derived_hash_with_manual_eq))]
 pub(crate) struct Key {
     index: u32,
     generation: u32,
+}
+
+#[cfg(test)]
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        crate::transport::count_comparison();
+        (self.index, self.generation) == (other.index, other.generation)
+    }
 }
 
 impl Key {

@@ -159,6 +159,8 @@ pub(super) struct Inbound {
     pub(super) received: usize,
     /// The sender needs no FIN.
     pub(super) leaves: bool,
+    /// It is one of [`super::arrivals::Arrivals::pulls`].
+    pub(super) queued: bool,
     /// Bytes that have arrived in packets for device memory. They count as received.
     pub(super) landing: Option<Box<Landing>>,
     /// It fails when no stream writes to its buffer: the error number and the cause.

@@ -24,7 +24,7 @@ impl<I: Iface> Engine<I> {
             self.core.peers.begin_turn();
         }
         for _ in 0..self.core.arrivals.pulls.len() {
-            let Some(key) = self.core.arrivals.pulls.pop_front() else { break };
+            let Some(key) = self.core.arrivals.next_pull() else { break };
             // Also the next receive, so that its sender can copy before its turn comes.
             self.begin_sharing(key);
             if let Some(next) = self.core.arrivals.pulls.front() {
@@ -109,7 +109,7 @@ impl<I: Iface> Engine<I> {
     fn follow(&mut self, key: Key, next: Next, host: &mut impl Host) {
         let core = &mut self.core;
         match next {
-            Next::Again | Next::Moved => core.arrivals.pulls.push_back(key),
+            Next::Again | Next::Moved => core.arrivals.queue_pull(key),
             Next::Waits => {}
             Next::Whole => core.finish_active(key, host),
             Next::Failed(error, cause) => core.fail_active(key, error, cause, host),

@@ -42,7 +42,7 @@ impl PeerId {
     }
 }
 
-/// Tests count how often this thread compares peers and addresses.
+/// Tests count how often this thread compares peers, addresses, and keys of lists.
 #[cfg(test)]
 impl PartialEq for PeerId {
     fn eq(&self, other: &Self) -> bool {
@@ -52,7 +52,7 @@ impl PartialEq for PeerId {
 }
 
 #[cfg(test)]
-fn count_comparison() {
+pub(crate) fn count_comparison() {
     COMPARISONS.set(COMPARISONS.get() + 1);
 }
 
@@ -61,7 +61,7 @@ thread_local! {
     static COMPARISONS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// How many comparisons of peers, and of addresses of address vectors, it takes.
+/// How many comparisons of peers, of addresses of address vectors, and of keys of lists it takes.
 #[cfg(test)]
 pub(crate) fn comparisons_of(what: impl FnOnce()) -> usize {
     let before = COMPARISONS.get();

@@ -1,13 +1,14 @@
 //! An endpoint with many peers: what it does for one of them does not lead it through all others.
 
-use super::fixture::{LIMITS, Memory, Node, World, receive_op};
-use super::sim::Weather;
+use super::fixture::{LIMITS, Memory, Node, World, receive_op, send_op};
+use super::sim::{Reach, Weather};
 use crate::protocol::index_list::Key;
 use crate::protocol::packet::Packet;
 use crate::protocol::schemes::eager::Tracked;
 use crate::protocol::sends::What;
 use crate::protocol::{Limits, ReceiveOp};
-use crate::transport::{Mark, PeerId, comparisons_of};
+use crate::sys::Errno;
+use crate::transport::{Departure, Mark, PeerId, comparisons_of};
 
 const PEERS: usize = 200;
 /// A few comparisons for each peer, and by far not one for each pair of peers.
@@ -124,4 +125,50 @@ fn questions_about_many_peers_are_answered_by_one_walk_through_the_receives() {
     node.host.now_ns += 500_000;
     owing.extend(peers.last());
     assert_eq!(debtors(node, &peers), (owing, 1));
+}
+
+/// An endpoint to which one peer has announced many messages, all of which it is about to read.
+fn with_pulls(count: usize) -> (World, PeerId, [Memory; 2]) {
+    let limits = Limits { tx_max: count, rx_max: count, ..LIMITS };
+    let weather = Weather { get: vec![Reach::On], queue_len: 2 * count, ..Weather::fair() };
+    let mut world = World::new(2, weather, limits);
+    let peer = world.peer(0, 1);
+    let (mut from, mut to) = (Memory::pattern(0, 1000), Memory::zeroed(1000));
+    (0..count).for_each(|n| world.send(0, &send_op(peer, &mut from, n as u64)).unwrap());
+    world.settle();
+    (0..count).for_each(|n| world.receive(1, &receive_op(&mut to, n as u64)).unwrap());
+    assert_eq!(world.node(1).engine.core.arrivals.pulls.len(), count);
+    let sender = world.peer(1, 0);
+    (world, sender, [from, to])
+}
+
+#[test]
+fn a_departure_with_many_receives_is_one_walk_through_them() {
+    let (mut world, sender, _memory) = with_pulls(PEERS);
+    let Node { engine, host } = world.node(1);
+    let gone = Departure::Failed(Errno(libc::EHOSTDOWN));
+    let taken = comparisons_of(|| engine.core.on_departure(sender, gone, host));
+    assert!(taken < FEW, "{taken}");
+    world.leave(0, gone);
+    world.settle();
+    assert_eq!(world.receives(1).len(), PEERS);
+    world.assert_empty();
+}
+
+#[test]
+fn a_receive_is_queued_once_without_a_search() {
+    let (mut world, _, _memory) = with_pulls(PEERS);
+    let arrivals = &mut world.node(1).engine.core.arrivals;
+    let keys = arrivals.active.keys_where(|_| true);
+    let taken = comparisons_of(|| {
+        keys.iter().for_each(|key| arrivals.queue_pull(*key));
+        assert_eq!(arrivals.pulls.len(), PEERS);
+        let first = arrivals.next_pull().unwrap();
+        (0..2).for_each(|_| arrivals.queue_pull(first));
+        assert_eq!((arrivals.pulls.len(), arrivals.pulls.back()), (PEERS, Some(&first)));
+    });
+    assert!(taken < FEW, "{taken}");
+    world.settle();
+    assert_eq!((world.receives(1).len(), world.sends(0).len()), (PEERS, PEERS));
+    world.assert_empty();
 }
