@@ -57,6 +57,9 @@ const TURN_MAX_NS: u64 = 1_000_000_000;
 /// A message sent later than this after the last arrival is not latency-bound, nanoseconds.
 const PROMPT_NS: u64 = 100_000;
 
+/// So many connections end in one call of `on_timeout`, for each of which the layer above looks at all of its operations.
+const ENDS_MAX: usize = 16;
+
 /// At most so many connections are refused alone in a poll.
 const REFUSED_MAX: usize = 8;
 
@@ -416,17 +419,22 @@ impl Reliable {
         }
     }
 
-    /// Handles the deadlines that have passed.
+    /// Handles the deadlines that have passed, until [`ENDS_MAX`] connections have ended: the rest follows in the next call.
     pub(crate) fn on_timeout(&mut self, now: u64, sink: &mut impl Sink) {
         self.turn(now);
         self.catch_up(now);
-        while let Some((at, place)) = self.timers.pop(now) {
+        let mut ended = 0;
+        while ended < ENDS_MAX {
+            let Some((at, place)) = self.timers.pop(now) else { return };
             let Some(c) = self.table.at(place) else { continue };
             if !c.timer.take(at) {
                 continue;
             }
             match c.on_deadline(&mut self.shared, now, sink) {
-                Some(end) => self.remove(place, end, sink),
+                Some(end) => {
+                    ended += 1;
+                    self.remove(place, end, sink);
+                }
                 None => self.settle(place),
             }
         }
