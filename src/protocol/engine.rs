@@ -15,6 +15,10 @@ use crate::transport::{
     Address, Departure, Figures, Handler, Iface, LaneId, Mark, PeerId, RemoteKey, StreamEnd,
 };
 
+/// A turn polls once more for each so many operations that wait, but not more often than this: it tries all of them.
+const EACH_POLL: usize = 64;
+const POLLS_MAX: usize = 128;
+
 /// Handles what the interface delivers during one poll.
 struct Delivery<'a, H> {
     core: &'a mut Core,
@@ -169,6 +173,7 @@ impl<H: Host> Delivery<'_, H> {
             Some(Packet::PutDone { rx }) => self.core.on_put_done(peer, rx, self.host),
             Some(Packet::Fin { tx, status }) => {
                 self.answered = self.core.on_fin(peer, tx, status, self.host);
+                self.core.paused |= self.answered;
             }
             Some(Packet::Window { tx, rx, offset, len, remote }) => {
                 self.core.note_answer(peer, tx, self.host);
@@ -241,19 +246,31 @@ impl<I: Iface> Engine<I> {
     /// One progress pass: receives what has arrived and moves what can be moved. Returns the number of events.
     #[inline]
     pub(crate) fn progress(&mut self, host: &mut impl Host) -> usize {
-        let mut n = 0;
-        if host.takes_arrivals() && !self.is_full() {
-            n += self.iface.poll(&mut Delivery { core: &mut self.core, host, answered: false });
+        // Nothing but `self` and `host` lives on from one round to the next: nearly all calls are over after one.
+        loop {
+            let mut n = 0;
+            if host.takes_arrivals() && !self.is_full() {
+                n = self.iface.poll(&mut Delivery { core: &mut self.core, host, answered: false });
+            }
+            if !(self.core.stirred | self.core.waits) {
+                debug_assert!(!self.core.has_work(), "work that nobody told of");
+                return n;
+            }
+            if let Some(n) = self.work(n, host) {
+                return n;
+            }
         }
-        if self.core.stirred | self.core.waits {
-            n += self.work(host);
-        }
-        debug_assert!(self.core.waits || !self.core.has_work(), "work that nobody told of");
-        n
     }
 
+    /// Tries what waits. Returns the number of events since this was done last; `None`: more is to be taken in before.
     #[inline(never)]
-    fn work(&mut self, host: &mut impl Host) -> usize {
+    fn work(&mut self, taken: usize, host: &mut impl Host) -> Option<usize> {
+        self.core.taken += taken;
+        if taken > 0 && self.core.takes_more() {
+            return None;
+        }
+        self.core.polls = 0;
+        let taken = std::mem::take(&mut self.core.taken);
         if std::mem::take(&mut self.core.arrivals.attentive) {
             self.iface.attend();
         }
@@ -261,7 +278,7 @@ impl<I: Iface> Engine<I> {
         self.core.waits = self.core.has_work() || self.core.arrivals.attentive;
         // A move may leave room, or open the way for another operation.
         self.core.stirred = self.core.waits && n > 0;
-        n
+        Some(taken + n)
     }
 
     /// Whether this process still holds messages that the application believes sent, or replies that a peer waits for.
@@ -331,9 +348,23 @@ impl Core {
 
     #[inline]
     fn has_work(&self) -> bool {
-        self.tasks() | self.sends.leaving.len() > 0
+        self.waiting() > 0
             || self.matching.presses
             || self.matching.bytes > self.limits.unexpected_max
+    }
+
+    /// Whether more is taken in before all that waits is tried: most of it waits for something that arrives.
+    fn takes_more(&mut self) -> bool {
+        self.polls += 1;
+        !std::mem::take(&mut self.paused)
+            && self.polls <= (self.waiting() / EACH_POLL).min(POLLS_MAX)
+            && self.matching.bytes <= self.limits.unexpected_max
+    }
+
+    /// About how many operations wait: at least as many as in the longest list.
+    #[inline]
+    fn waiting(&self) -> usize {
+        self.tasks() | self.sends.leaving.len()
     }
 
     /// Not 0: there is something that a turn would try.

@@ -28,6 +28,11 @@ pub(super) struct Core {
     pub(super) stirred: bool,
     /// The last turn has left work.
     pub(super) waits: bool,
+    /// A send has ended in the last poll for which the receiver's answer was needed.
+    pub(super) paused: bool,
+    /// Polls since the last turn, and the events that they brought, if another poll precedes the next one.
+    pub(super) polls: usize,
+    pub(super) taken: usize,
     pub(super) limits: Limits,
     pub(super) counts: Counts,
     pub(super) peers: Peers,
@@ -74,6 +79,9 @@ impl<I> Engine<I> {
             core: Core {
                 stirred: false,
                 waits: false,
+                paused: false,
+                polls: 0,
+                taken: 0,
                 limits,
                 counts: Counts::default(),
                 peers: Peers::new(limits.traced),

@@ -172,3 +172,31 @@ fn a_receive_is_queued_once_without_a_search() {
     assert_eq!((world.receives(1).len(), world.sends(0).len()), (PEERS, PEERS));
     world.assert_empty();
 }
+
+#[test]
+fn the_more_operations_wait_the_more_arrives_before_all_of_them_are_tried() {
+    const BATCH: usize = 2;
+    let (mut world, peers) = with_full_peers();
+    let mut net = world.net.borrow_mut();
+    (net.weather.queue_len, net.weather.batch) = (64, BATCH);
+    drop(net);
+    let mut memory = Memory::zeroed(8);
+    for slot in 1..=PEERS {
+        let peer = world.peer(slot, 0);
+        world.send(slot, &send_op(peer, &mut memory, 1)).unwrap();
+    }
+    world.net.borrow_mut().weather.queue_len = 0;
+    let node = world.node(0);
+    for (tx, peer) in (0..).zip(&peers) {
+        node.engine.core.outbox.reply(*peer, Packet::Fin { tx, status: 0 });
+    }
+    node.engine.core.stirred = true;
+    let mut passes = 0;
+    while node.engine.unexpected() < PEERS {
+        node.progress();
+        passes += 1;
+    }
+    assert_eq!(node.engine.core.outbox.urgent.len(), PEERS);
+    // A poll brings one event or two, and each peer has said hello too.
+    assert!(passes <= 2 * PEERS / (1 + PEERS / 64) + 1, "{passes}");
+}
