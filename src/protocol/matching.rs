@@ -3,7 +3,6 @@
 use super::kept::Kept;
 use super::message::Announcement;
 use super::packet::Envelope;
-use super::queue::Queue;
 use super::receives::Receives;
 use super::spaces::Spaces;
 use super::{Cause, Host};
@@ -21,8 +20,9 @@ pub(super) struct Matching {
     /// The endpoint's own receive queue, unused if the queue is shared ([`Matching::receives`]).
     pub(super) own: Receives,
     pub(super) unexpected: Spaces<Unexpected>,
-    /// The epoch of the address book of which the indices of `unexpected` have the sources.
+    /// Insertions into, and removals from, the address book of which the indices of `unexpected` have the sources.
     epoch: u64,
+    removals: u64,
     /// Payload bytes of unexpected messages that are kept here, and [`EACH`] for every eager one.
     pub(super) bytes: usize,
     /// Messages that a peek has claimed, by receive context and the application's context.
@@ -39,6 +39,7 @@ impl Matching {
             own: Receives::new(contexts),
             unexpected: Spaces::new(contexts),
             epoch: 0,
+            removals: 0,
             bytes: 0,
             claimed: HashMap::new(),
             presses: false,
@@ -61,10 +62,14 @@ impl Matching {
 
     /// Sources of unexpected messages are asked for next.
     #[inline]
-    pub(super) fn follow(&mut self, epoch: u64) {
+    pub(super) fn follow(&mut self, host: &impl Host) {
+        let epoch = host.book_epoch();
         if self.epoch != epoch {
             self.epoch = epoch;
-            self.unexpected.lists_mut().for_each(Queue::forget);
+            // An insertion changes no source that was known.
+            let removals = host.book_removals();
+            let all = std::mem::replace(&mut self.removals, removals) != removals;
+            self.unexpected.lists_mut().for_each(|list| list.change_sources(all));
         }
     }
 

@@ -276,6 +276,8 @@ pub(crate) trait Host {
     fn source_of(&self, address: &Address) -> u64;
     /// Changes whenever `source_of` may answer differently.
     fn book_epoch(&self) -> u64;
+    /// Changes with each removal from the address book.
+    fn book_removals(&self) -> u64;
     /// False while more completions wait to be read than the queues were made for: nothing that arrives is taken in.
     fn takes_arrivals(&self) -> bool;
     /// False while the queue of this transmit context has no room for what is to be reported: the operation does not

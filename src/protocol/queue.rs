@@ -2,8 +2,8 @@
 
 #![forbid(unsafe_code)]
 
-use super::ANY_SOURCE;
 use super::index_list::{IndexList, Key, Server};
+use super::{ANY_SOURCE, UNKNOWN_SOURCE};
 use std::collections::HashMap;
 use std::ops::Deref;
 
@@ -66,11 +66,13 @@ struct Chains {
     ends: HashMap<Name, (u32, u32)>,
     /// By slot of the list.
     links: Vec<Option<Link>>,
+    /// Directed, and the source of an entry was unknown.
+    strange: bool,
 }
 
 impl Chains {
     fn new(pattern: Pattern) -> Self {
-        Self { pattern, ends: HashMap::new(), links: Vec::new() }
+        Self { pattern, ends: HashMap::new(), links: Vec::new(), strange: false }
     }
 
     fn link(&mut self, slot: u32) -> Option<&mut Link> {
@@ -88,6 +90,7 @@ impl Chains {
             return false;
         }
         self.links.resize(self.links.len() + beyond, None);
+        self.strange |= self.pattern.directed && source == UNKNOWN_SOURCE;
         let (_, last) = self.ends.entry(name).or_insert((slot, NONE));
         let prev = std::mem::replace(last, slot);
         if let Some(link) = self.link(prev) {
@@ -232,6 +235,15 @@ impl<T> Queue<T> {
         self.forget();
         for key in self.list.keys_where(wanted) {
             self.list.get_mut(key).into_iter().for_each(&mut change);
+        }
+    }
+
+    /// Sources of messages have changed: unknown ones, or (`all`) any. Drops what the index has of them.
+    pub(super) fn change_sources(&mut self, all: bool) {
+        let Some(index) = &mut self.index else { return };
+        index.chains.retain(|chains| !(chains.strange || all && chains.pattern.directed));
+        if index.chains.is_empty() {
+            self.forget();
         }
     }
 

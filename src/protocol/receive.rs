@@ -277,7 +277,7 @@ impl Core {
     }
 
     fn find_unexpected(&mut self, op: &ReceiveOp, host: &impl Host) -> Option<Key> {
-        self.matching.follow(host.book_epoch());
+        self.matching.follow(host);
         let Self { matching: Matching { unexpected, .. }, peers, .. } = self;
         let name = (op.tag, op.source);
         let source = |m: &Unexpected| peers.source(m.peer, host);
@@ -328,7 +328,7 @@ impl Core {
         let since_ns = if is_timed { host.now_ns() } else { 0 };
         let message = Unexpected { peer, envelope: *envelope, body, arrival, since_ns };
         host.trace(Kind::Unexpected, peer, message.number(), message.len());
-        self.matching.follow(host.book_epoch());
+        self.matching.follow(host);
         let Self { matching, peers, .. } = self;
         let about = || (None, (envelope.tag, peers.source(peer, host)));
         matching.unexpected.of(envelope.space()).push_back(message, about)

@@ -219,6 +219,11 @@ impl Host for EndpointHost<'_> {
         self.bindings().av.as_ref().map_or(0, |av| unsafe { av.state.get(self.guard) }.epoch())
     }
 
+    fn book_removals(&self) -> u64 {
+        // SAFETY: the guard belongs to this endpoint's domain; one short step.
+        self.bindings().av.as_ref().map_or(0, |av| unsafe { av.state.get(self.guard) }.removals())
+    }
+
     #[inline]
     fn takes_arrivals(&self) -> bool {
         self.queues_are(CqState::is_within_size)

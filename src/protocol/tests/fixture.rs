@@ -45,6 +45,7 @@ pub(super) struct TestHost {
     pub(super) joined: Vec<(u64, Result<(), i32>)>,
     book: HashMap<Address, u64>,
     epoch: u64,
+    removals: u64,
     /// 0: it has no clock.
     pub(super) now_ns: u64,
     /// How often it was asked for a shared queue of receives.
@@ -64,6 +65,7 @@ impl TestHost {
             joined: Vec::new(),
             book: HashMap::new(),
             epoch: 0,
+            removals: 0,
             now_ns: 0,
             looks: Cell::new(0),
             asked: Cell::new(0),
@@ -77,7 +79,8 @@ impl TestHost {
 
     pub(super) fn learn_as(&mut self, slot: Slot, source: u64) {
         self.epoch += 1;
-        self.book.insert(address(slot), source);
+        let old = self.book.insert(address(slot), source);
+        self.removals += u64::from(old.is_some_and(|old| old != source));
     }
 
     pub(super) fn source_of_slot(&self, slot: Slot) -> u64 {
@@ -105,6 +108,10 @@ impl Host for TestHost {
     fn book_epoch(&self) -> u64 {
         self.asked.set(self.asked.get() + 1);
         self.epoch
+    }
+
+    fn book_removals(&self) -> u64 {
+        self.removals
     }
 
     fn now_ns(&self) -> u64 {

@@ -2,7 +2,7 @@
 
 use super::fixture::{LIMITS, Memory, World, receive_op, send_op, source};
 use super::sim::Weather;
-use crate::protocol::{Cause, OpError, PeekAction, ReceiveOp, SendOp, UNKNOWN_SOURCE};
+use crate::protocol::{Cause, Limits, OpError, PeekAction, ReceiveOp, SendOp, UNKNOWN_SOURCE};
 
 fn tagged(op: ReceiveOp, tag: u64, ignore: u64) -> ReceiveOp {
     ReceiveOp { tagged: true, tag, ignore, ..op }
@@ -186,4 +186,58 @@ fn cancel_ends_the_oldest_receive_of_a_context_and_only_posted_ones() {
     assert_eq!(world.received(1).context, 5);
     assert!(!world.cancel(1, 5));
     world.assert_empty();
+}
+
+/// Messages of a peer from which nobody receives, and one insertion before each receive.
+#[test]
+fn an_insertion_into_the_address_book_does_not_lead_through_all_messages() {
+    const MANY: usize = 300;
+    let limits = Limits { rx_max: MANY, ..LIMITS };
+    let mut world = World::new(3, Weather { queue_len: 2 * MANY, ..Weather::fair() }, limits);
+    let mut memory = Memory::zeroed(1);
+    for from in [0, 1] {
+        let peer = world.peer(from, 2);
+        for n in 0..MANY {
+            world.send(from, &send_op(peer, &mut memory, n as u64)).unwrap();
+        }
+        world.settle();
+    }
+    let node = world.node(2);
+    node.host.asked.set(0);
+    for n in 0..MANY {
+        node.host.learn(1000 + n);
+        node.receive(&ReceiveOp { source: source(1), ..receive_op(&mut memory, 0) }).unwrap();
+    }
+    let asked = node.host.asked.get();
+    assert_eq!(node.engine.unexpected(), MANY);
+    assert!(asked < 20 * MANY, "{asked}");
+    // The messages that are left come from another entry of the book from now on.
+    node.host.learn_as(0, 77);
+    for _ in 0..2 {
+        node.receive(&ReceiveOp { source: 77, ..receive_op(&mut memory, 0) }).unwrap();
+    }
+    assert_eq!(node.engine.unexpected(), MANY - 2);
+}
+
+#[test]
+fn a_message_of_a_stranger_has_a_source_once_the_stranger_is_in_the_address_book() {
+    const STRANGER: usize = 40;
+    let mut world = World::new(STRANGER + 1, Weather::fair(), Limits { rx_max: 20, ..LIMITS });
+    let mut memory = Memory::zeroed(1);
+    for from in [1, STRANGER] {
+        let peer = world.peer(from, 0);
+        for n in 0..8 {
+            world.send(from, &send_op(peer, &mut memory, n)).unwrap();
+        }
+        world.settle();
+    }
+    let directed = |slot| move |op| ReceiveOp { source: source(slot), ..op };
+    let node = world.node(0);
+    // The index is made now.
+    node.receive(&directed(2)(receive_op(&mut memory, 0))).unwrap();
+    node.host.learn(STRANGER);
+    for left in (8..16).rev() {
+        node.receive(&directed(STRANGER)(receive_op(&mut memory, 0))).unwrap();
+        assert_eq!(node.engine.unexpected(), left);
+    }
 }
