@@ -2,7 +2,7 @@
 //! itself, or has its device move them, while these keys are valid. All other operations go by messages, where the
 //! target detects errors.
 
-use super::keys::{OFTEN, Part, Retracted, TOLD_MAX, ToldPart};
+use super::keys::{OFTEN, Part, Retracted, TOLD_MAX, ToldPart, ToldTo};
 use super::packet::RmaPacket;
 use super::ranges::{RemoteRange, RemoteRanges};
 use super::state::{Channel, Op, State};
@@ -342,21 +342,24 @@ impl<I: Iface> Engine<I> {
         memory: &SegmentList,
         (reads, writes): (bool, bool),
     ) -> Registered {
-        let told = self.core.rma.told.regions.entry(peer).or_default();
-        match told.parts.get(&name) {
-            Some(Some(part)) => return Registered::Yes(part.registered),
-            Some(None) => return Registered::Never,
-            None if told.parts.len() >= TOLD_MAX => return Registered::No,
-            None => {}
+        let told = &mut self.core.rma.told;
+        if let Some(ToldTo { parts, .. }) = told.regions.get(&peer) {
+            match parts.get(&name) {
+                Some(Some(part)) => return Registered::Yes(part.registered),
+                Some(None) => return Registered::Never,
+                None if parts.len() >= TOLD_MAX => return Registered::No,
+                None => {}
+            }
         }
         let purpose = Purpose::Region { id: name.0, reads, writes };
         let registered = self.iface.register(peer, lane, memory, purpose);
         match registered {
             Registered::Yes(registered) => {
                 let len = memory.len() as u64;
-                told.parts.insert(name, Some(ToldPart { key, base, len, registered, sent: false }));
+                let part = ToldPart { key, base, len, registered, sent: false };
+                told.add(peer, name, Some(part));
             }
-            Registered::Never => _ = told.parts.insert(name, None),
+            Registered::Never => told.add(peer, name, None),
             Registered::Later | Registered::No => {}
         }
         registered

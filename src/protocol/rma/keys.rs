@@ -2,7 +2,7 @@
 
 use super::ranges::{RemoteRange, RemoteRanges};
 use crate::memory::keys::Right;
-use crate::sys::numbers::NumberMap;
+use crate::sys::numbers::{NumberMap, NumberSet};
 use crate::transport::{Iface, LaneId, PeerId, Registration, Remote, RemoteKey};
 use std::collections::BTreeMap;
 
@@ -183,14 +183,9 @@ impl ToldTo {
 
     /// Takes out the parts of a region.
     pub(super) fn take(&mut self, region: u64) -> Vec<ToldPart> {
-        let mut taken = Vec::new();
-        self.parts.retain(|(other, ..), part| {
-            if *other == region {
-                taken.extend(part.take());
-            }
-            *other != region
-        });
-        taken
+        let parts = self.parts.range((region, 0, 0)..=(region, u64::MAX, u8::MAX));
+        let names: Vec<_> = parts.map(|(name, _)| *name).collect();
+        names.iter().filter_map(|name| self.parts.remove(name)?).collect()
     }
 
     /// The transport has voided all keys of this kind.
@@ -225,14 +220,27 @@ impl Retracted {
 #[derive(Debug, Default)]
 pub(super) struct Told {
     pub(super) regions: NumberMap<PeerId, ToldTo>,
+    /// By region id: the peers that may have parts of it in `regions`.
+    holders: NumberMap<u64, NumberSet<PeerId>>,
     /// Ranges that may be worth advertising.
     pub(super) offers: Vec<(PeerId, RemoteRange)>,
     pub(super) retracted: Vec<Retracted>,
 }
 
 impl Told {
+    /// Notes a part of a region (its id, offset and lane) that is advertised to `peer`, or cannot be.
+    pub(super) fn add(&mut self, peer: PeerId, name: (u64, u64, u8), part: Option<ToldPart>) {
+        self.regions.entry(peer).or_default().parts.insert(name, part);
+        self.holders.entry(name.0).or_default().insert(peer);
+    }
+
     pub(super) fn forget(&mut self, peer: PeerId) {
-        self.regions.remove(&peer);
+        let told = self.regions.remove(&peer).unwrap_or_default();
+        for (region, ..) in told.parts.keys() {
+            if let Some(holders) = self.holders.get_mut(region) {
+                holders.remove(&peer);
+            }
+        }
         self.offers.retain(|(to, _)| *to != peer);
         self.retracted.retain(|retracted| retracted.peer != peer);
     }
@@ -249,18 +257,19 @@ impl Told {
 
     /// The region ends: invalidates its keys. Peers that do not find that out by themselves are told.
     pub(super) fn end(&mut self, region: u64, iface: &mut impl Iface) {
-        for (peer, told) in &mut self.regions {
+        for peer in self.holders.remove(&region).unwrap_or_default() {
+            let Some(told) = self.regions.get_mut(&peer) else { continue };
             let mut void = None;
             for part in told.take(region) {
                 let key = &part.registered.key;
                 if void == Some(key.kind()) {
                     continue;
                 }
-                if iface.invalidate(*peer, key) {
+                if iface.invalidate(peer, key) {
                     void = Some(key.kind());
                     told.forget(key.kind());
                 } else if part.sent {
-                    self.retracted.push(Retracted::of(*peer, &part));
+                    self.retracted.push(Retracted::of(peer, &part));
                 }
             }
         }
@@ -360,6 +369,28 @@ mod tests {
         assert_eq!((count(64, None), asked.take()), (0, 3), "no lane is for short ones");
         assert_eq!(count(8, Some(64)), 0);
         assert_eq!(count(64, Some(64)), 3, "the first that is long enough is not missed");
+    }
+
+    #[test]
+    fn the_parts_of_a_region_are_taken_from_the_peers_that_have_them() {
+        let mut told = Told::default();
+        let Part { registered, .. } = part(0, 0, 1);
+        let new = |key| ToldPart { key, base: 0, len: 1, registered, sent: true };
+        for peer in 0..100 {
+            told.add(PeerId(peer), (1000 + u64::from(peer), 0, 1), Some(new(7)));
+        }
+        for (peer, at) in [(3, 0), (3, 5), (5, 0), (7, 0)] {
+            told.add(PeerId(peer), (1, at, 1), Some(new(at)));
+        }
+        told.add(PeerId(9), (1, 0, 1), None);
+        told.forget(PeerId(5));
+        let mut holders: Vec<_> = told.holders[&1].iter().copied().collect();
+        holders.sort();
+        assert_eq!(holders, [3, 7, 9].map(PeerId));
+        assert!(told.holders[&1005].is_empty());
+        let of_3 = told.regions.get_mut(&PeerId(3)).unwrap();
+        assert_eq!(of_3.take(1).iter().map(|part| part.key).collect::<Vec<_>>(), [0, 5]);
+        assert_eq!((of_3.take(1).len(), of_3.parts.len()), (0, 1));
     }
 
     #[test]
