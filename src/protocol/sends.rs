@@ -92,13 +92,13 @@ pub(super) struct Sends {
     pub(super) deferred: VecDeque<Deferred>,
     /// A deferred send could start if its ring had room. The ring does not notify when it has.
     pub(super) deferred_starved: bool,
-    /// Sends of which this endpoint has to send or write bytes.
+    /// Sends of which this endpoint has to send or write bytes. Some may have ended meanwhile.
     pub(super) streams: VecDeque<Key>,
     /// Remote buffers that bytes of this endpoint are to be written into, in order.
     pub(super) due: VecDeque<put::Due>,
     /// What the device is writing into such buffers, where it reports the end. The key is the token.
     pub(super) wrote: IndexList<put::Wrote>,
-    /// Messages of this endpoint that their receivers copy with it (split copy).
+    /// Messages of this endpoint that their receivers copy with it (split copy). Some may have ended meanwhile.
     pub(super) assists: VecDeque<Key>,
     /// Sends that are complete when their peers' endpoints have them.
     pub(super) leaving: eager::Tracked,
@@ -275,8 +275,6 @@ impl Sends {
             counts.dropped += u64::from(!self.has_left(key));
             return None;
         }
-        self.streams.retain(|k| *k != key);
-        self.assists.retain(|k| *k != key);
         Some(key)
     }
 

@@ -200,3 +200,25 @@ fn the_more_operations_wait_the_more_arrives_before_all_of_them_are_tried() {
     // A poll brings one event or two, and each peer has said hello too.
     assert!(passes <= 2 * PEERS / (1 + PEERS / 64) + 1, "{passes}");
 }
+
+#[test]
+fn an_answer_to_one_of_many_sends_is_no_walk_through_them() {
+    let limits = Limits { tx_max: PEERS, ..LIMITS };
+    let weather = Weather { push_max: 512, queue_len: 2 * PEERS, ..Weather::fair() };
+    let mut world = World::new(2, weather, limits);
+    let peer = world.peer(0, 1);
+    let mut from = Memory::pattern(0, 1000);
+    (0..PEERS).for_each(|n| world.send(0, &send_op(peer, &mut from, n as u64)).unwrap());
+    let Node { engine, host } = world.node(0);
+    let keys = engine.core.sends.pending.keys_where(|_| true);
+    engine.core.sends.streams.extend(&keys);
+    let taken = comparisons_of(|| {
+        let fin = |key: &Key| engine.core.on_fin(peer, key.to_wire(), 0, host);
+        assert!(keys.iter().all(fin));
+    });
+    assert!(taken < FEW, "{taken}");
+    engine.core.stirred = true;
+    engine.progress(host);
+    assert!(engine.core.sends.streams.is_empty());
+    assert_eq!(world.sends(0).len(), PEERS);
+}
