@@ -46,6 +46,9 @@ pub(crate) use wire::PAYLOAD_MAX;
 
 /// A stream that was not used for this long may be closed to make room for another, nanoseconds.
 const IDLE_NS: u64 = 100_000_000;
+/// So much later another may be, nanoseconds: of more peers than there are streams, each would close the stream that
+/// another one needs next, and use its own but once.
+const CLOSE_NS: u64 = 10_000_000;
 /// A stream that has lived this long resets the failure count, nanoseconds.
 const LONG_NS: u64 = 10_000_000_000;
 /// Incoming streams accepted for each outgoing one allowed: more peers may have long messages for this endpoint than it
@@ -76,6 +79,16 @@ pub(crate) struct StreamCounts {
     pub(crate) frames_received: u64,
 }
 
+/// Outgoing streams that were closed to make room.
+#[derive(Debug, Default)]
+struct Left {
+    /// Peers that have none since. They are told only if another stream is wanted, which would not be ordered behind the
+    /// last one.
+    peers: HashSet<PeerId>,
+    /// No other stream is closed before this time, nanoseconds.
+    until: u64,
+}
+
 /// The streams of one endpoint.
 #[derive(Debug)]
 pub(super) struct Streams {
@@ -92,9 +105,7 @@ pub(super) struct Streams {
     /// Connection and number of the last stream that was accepted from each peer.
     seen: HashMap<PeerId, (u32, u32)>,
     failures: HashMap<PeerId, Failures>,
-    /// Peers whose last outgoing stream was closed to make room. They are told only if another stream is wanted, which
-    /// would not be ordered behind that one.
-    left: HashSet<PeerId>,
+    left: Left,
     /// Outgoing streams that broke or were closed and of which the peer must be told.
     broken: VecDeque<(PeerId, u32)>,
     /// Some incoming streams wait for messages that come as datagrams.
@@ -136,7 +147,7 @@ impl Streams {
             number: 0,
             seen: HashMap::new(),
             failures: HashMap::new(),
-            left: HashSet::new(),
+            left: Left::default(),
             broken: VecDeque::new(),
             waits: false,
             latest: 0,
@@ -218,13 +229,15 @@ impl Streams {
     fn connect(&mut self, machine: &Reliable, peer: PeerId, address: &Address, now: u64) {
         let Some((id, remote_id)) = machine.takes_streams(peer) else { return };
         let pauses = self.failures.get(&peer).is_some_and(|failures| failures.pause(now));
-        let waits = pauses || self.is_missed(peer);
-        if waits || self.outgoing.len() >= self.limit && !self.make_room(now) {
+        if pauses || self.is_missed(peer) {
             return;
         }
         // A message that the last stream carried must not continue on this one.
-        if self.left.contains(&peer) {
+        if self.left.peers.contains(&peer) {
             return self.miss(peer);
+        }
+        if self.outgoing.len() >= self.limit && !self.make_room(now) {
+            return;
         }
         let number = self.number.wrapping_add(1);
         let mut greeting = Greeting { dest: remote_id, number, tag: 0 };
@@ -275,16 +288,24 @@ impl Streams {
 
     /// Closes the least recently used stream, if nothing of it is in flight.
     fn make_room(&mut self, now: u64) -> bool {
-        let idle = self.outgoing.iter().filter(|(_, s)| s.used_at + IDLE_NS < now && s.is_idle());
-        let oldest = idle.min_by_key(|(_, stream)| stream.used_at).map(|(peer, _)| *peer);
-        self.left.extend(oldest);
-        oldest.is_some_and(|peer| self.outgoing.remove(&peer).is_some())
+        if now < self.left.until {
+            return false;
+        }
+        self.left.until = now + CLOSE_NS;
+        let resting = self.outgoing.iter().filter(|(_, stream)| stream.used_at + IDLE_NS < now);
+        let mut oldest: Vec<_> = resting.map(|(peer, stream)| (stream.used_at, *peer)).collect();
+        oldest.sort_unstable();
+        let is_idle =
+            |(_, peer): &(u64, PeerId)| self.outgoing.get(peer).is_some_and(Outgoing::is_idle);
+        let Some((_, peer)) = oldest.into_iter().find(is_idle) else { return false };
+        self.left.peers.insert(peer);
+        self.outgoing.remove(&peer).is_some()
     }
 
     /// A stream to `peer` is wanted, but it was closed to make room, or broke: its users and the peer must be told.
     #[cold]
     fn miss(&mut self, peer: PeerId) {
-        self.left.remove(&peer);
+        self.left.peers.remove(&peer);
         if !self.is_missed(peer) {
             self.broken.push_back((peer, self.number));
         }
@@ -364,7 +385,7 @@ impl Streams {
         self.outgoing.remove(&peer);
         self.seen.remove(&peer);
         self.failures.remove(&peer);
-        self.left.remove(&peer);
+        self.left.peers.remove(&peer);
         self.broken.retain(|(p, _)| *p != peer);
         self.drop_incoming(peer, |_| true);
     }
