@@ -336,6 +336,7 @@ impl Drop for Domain {
         // A forked child does not use the list, and a thread of the parent may have held its lock during the fork.
         if self.lock.is_here() {
             elsewhere::leave(self);
+            self.lock.leave();
         }
         if let Some(thread) = self.thread.take() {
             thread.stop();

@@ -12,8 +12,9 @@
 //!
 //! State that is read often and changed rarely is in [`ReadMostly`], which changes only for the [`Hold`] itself.
 
+use crate::memory::cache;
 use crate::sys::biased::{Biased, Entry};
-use crate::sys::order;
+use crate::sys::{alarm, order};
 use libfabric_sys::FI_EBUSY;
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
@@ -91,12 +92,27 @@ impl DomainLock {
     /// `needed == false`: the application promises to serialise data calls (FI_THREAD_DOMAIN).
     pub(crate) fn new(needed: bool) -> Self {
         // Without the barrier no control call knows whether the application is inside.
-        let lock = Biased::new(needed || !order::heavy());
+        let lock = Biased::new(needed || !order::heavy()).answering(cache::settle);
         Self {
             lock,
             #[cfg(debug_assertions)]
             held: AtomicBool::new(false),
         }
+    }
+
+    /// From now on, data calls first end what devices still reach of memory that the application has replaced: the call
+    /// may tell a peer of it.
+    ///
+    /// # Safety
+    /// The lock stays where it is until [`Self::leave`].
+    pub(crate) unsafe fn join(&self) {
+        // SAFETY: as the caller vouches.
+        unsafe { alarm::join(&self.lock) };
+    }
+
+    /// The inverse of [`Self::join`].
+    pub(crate) fn leave(&self) {
+        alarm::leave(&self.lock);
     }
 
     /// Whether this process opened the domain: false in a forked child.

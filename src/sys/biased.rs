@@ -5,6 +5,9 @@
 //! [`Biased`] is the lock; the lock of a domain is built on it (`ofi::lock`), with several threads as owner where the
 //! application does not serialise. Its visitors either do without ([`Biased::visit`]) or wait for the owner to leave
 //! ([`Biased::enter_visiting`]). [`Owner`] and [`Visitor`] are the two sides of a value under such a lock.
+//!
+//! The word that tells the owner of visitors also carries alarms ([`super::alarm`]), so that an owner that nobody alarms
+//! pays nothing for them.
 
 use super::order::{self, AtomicBool, AtomicU8, Mutex, MutexGuard};
 use super::process::Home;
@@ -19,17 +22,21 @@ use std::sync::{Arc, PoisonError, TryLockError};
 const NEEDED: u8 = 1;
 /// A visitor has the mutex, or comes again soon.
 const VISITED: u8 = 2;
+/// The owner has to answer an alarm before it goes on.
+const ALARMED: u8 = 4;
 
 /// The lock.
 #[derive(Debug)]
 pub(crate) struct Biased {
-    /// Why the owner has to take the mutex (`NEEDED`, `VISITED`); 0 if it need not.
+    /// Why the owner has to take the mutex (`NEEDED`, `VISITED`, `ALARMED`); 0 if it need not.
     reasons: AtomicU8,
     /// The owner is inside, or about to find out whether it may be. Means nothing with `NEEDED`.
     inside: AtomicBool,
     mutex: Mutex<()>,
     /// Visitors come several times, and then [`leave`](Self::leave).
     stays: bool,
+    /// The owner's answer to an alarm.
+    answer: fn(),
     home: Home,
 }
 
@@ -62,8 +69,19 @@ impl Biased {
             inside: AtomicBool::new(false),
             mutex: Mutex::new(()),
             stays: false,
+            answer: || (),
             home: Home::here(),
         }
+    }
+
+    /// The same, whose owner answers alarms.
+    pub(crate) fn answering(self, answer: fn()) -> Self {
+        Self { answer, ..self }
+    }
+
+    /// Before the owner enters the next time, it answers. From any thread; allocates nothing, and does not wait.
+    pub(super) fn alarm(&self) {
+        self.reasons.fetch_or(ALARMED, Ordering::AcqRel);
     }
 
     /// A lock with one visitor, which makes a barrier only for the first of several visits.
@@ -114,6 +132,11 @@ impl Biased {
         self.inside.store(false, Ordering::Release);
         let mutex = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
         self.inside.store(true, Ordering::Relaxed);
+        if self.reasons.load(Ordering::Relaxed) & ALARMED != 0 {
+            // An alarm that comes during the answer gets another one.
+            self.reasons.fetch_and(!ALARMED, Ordering::AcqRel);
+            (self.answer)();
+        }
         mutex
     }
 
@@ -139,7 +162,7 @@ impl Biased {
             return Some(entry);
         }
         // The barrier interrupts all threads of the process. Without it nobody can tell whether the owner is inside.
-        if before == 0 && !order::heavy() {
+        if before & VISITED == 0 && !order::heavy() {
             self.reasons.fetch_and(!VISITED, Ordering::Release);
             return None;
         }
@@ -268,6 +291,7 @@ mod model;
 mod tests {
     use super::*;
     use crate::sys::clock::Deadline;
+    use std::sync::atomic::AtomicUsize;
 
     /// Adds one, slowly, so that a concurrent addition would be lost.
     fn add(mut count: Held<'_, u64>) {
@@ -324,6 +348,37 @@ mod tests {
         drop(held);
         assert_eq!(owner.is_alone(), order::heavy());
         assert!(owner.enter().is_some() && owner.enter().is_some());
+    }
+
+    #[test]
+    fn an_alarm_is_answered_before_the_owner_is_inside() {
+        static ANSWERS: AtomicUsize = AtomicUsize::new(0);
+        let answers = || ANSWERS.load(Ordering::Relaxed);
+        for needed in [false, true] {
+            ANSWERS.store(0, Ordering::Relaxed);
+            let lock = Biased::new(needed).answering(|| {
+                ANSWERS.fetch_add(1, Ordering::Relaxed);
+            });
+            drop(lock.enter());
+            assert_eq!(answers(), 0);
+            lock.alarm();
+            lock.alarm();
+            drop(lock.visit());
+            drop(lock.enter_visiting());
+            assert_eq!(answers(), 0, "visitors are not the owner");
+            for _ in 0..3 {
+                let _entry = lock.enter();
+                assert_eq!(answers(), 1);
+            }
+            // An alarm is no visit: the owner that is inside keeps visitors out.
+            let inside = lock.enter();
+            lock.alarm();
+            assert!(lock.visit().is_none());
+            drop(inside);
+            assert!(lock.visit().is_some() || (!needed && !order::heavy()));
+            drop(lock.enter());
+            assert_eq!(answers(), 2);
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! and results are `Result<_, Errno>`.
 #![allow(unsafe_code)]
 
+pub(crate) mod alarm;
 pub(crate) mod at_exit;
 pub(crate) mod bell;
 pub(crate) mod biased;

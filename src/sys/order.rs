@@ -21,6 +21,7 @@
 //! | ends of a split copy | work descriptor | release, acquire; the kernel copies before its caller's release | yes |
 //! | direct access, its end | REACHING, EPOCH (`shm::words`) | a full fence in both | yes |
 //! | owner, visitor (`sys::biased`) | `inside`, `reasons` | [`light`], [`heavy`] | yes |
+//! | monitor, owner of a domain (`sys::alarm`) | `reasons`, `applying` | read-modify-writes; the kernel orders the alarm before the end of the call that changed memory | no |
 //! | fi_cq_signal, a blocking read (`ofi::source`) | `signaled` | eventfd's lock: it is set before the ring, and read after the silence | no |
 //! | readers, keeper of `ofi::av::named` | entry, its number | release and acquire; the number is read twice | no |
 //! | cache, its monitor | `applying`, kernel's count of changes | userfaultfd's locks, then an acquire fence | no |

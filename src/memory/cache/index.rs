@@ -17,7 +17,7 @@ use intrusive_collections::{
     intrusive_adapter,
 };
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// How long no registration is kept for addresses whose pages are being discarded. The kernel reports a discard first,
 /// and carries it out when the thread runs again. A machine in use does not stall a thread for a second.
@@ -113,18 +113,28 @@ impl Gone {
 }
 
 /// A registration that is being made, or the range of a vigil.
-pub(super) struct Pending {
+pub(super) struct Pending<H> {
     pub(super) span: Span,
     /// Its addresses have changed since.
     void: AtomicBool,
+    /// Nothing is held for it any more. Changes under the lock of the index.
+    ended: AtomicBool,
     gone: Gone,
+    /// The registration of a vigil. Locked while it ends, so that a second thread that ends it waits.
+    pub(super) held: Mutex<Option<H>>,
     link: LinkedListAtomicLink,
 }
 
-impl Pending {
+impl<H> Pending<H> {
     pub(super) fn new(span: Span) -> Arc<Self> {
-        let (void, gone) = (AtomicBool::new(false), Gone::new());
-        Arc::new(Self { span, void, gone, link: LinkedListAtomicLink::new() })
+        Arc::new(Self {
+            span,
+            void: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            gone: Gone::new(),
+            held: Mutex::new(None),
+            link: LinkedListAtomicLink::new(),
+        })
     }
 
     /// Whether its addresses have not changed.
@@ -133,7 +143,7 @@ impl Pending {
     }
 
     /// As [`Entry::unwatch`].
-    pub(super) fn unwatch(&self) -> impl Iterator<Item = Span> + use<> {
+    pub(super) fn unwatch(&self) -> impl Iterator<Item = Span> + use<H> {
         self.gone.rest(self.span)
     }
 
@@ -152,7 +162,7 @@ impl Pending {
 intrusive_adapter!(ByAddress<H> = Arc<Entry<H>>: Entry<H> { by_address => RBTreeAtomicLink });
 intrusive_adapter!(ByAge<H> = Arc<Entry<H>>: Entry<H> { by_age => RBTreeAtomicLink });
 intrusive_adapter!(ByDeath<H> = Arc<Entry<H>>: Entry<H> { by_death => LinkedListAtomicLink });
-intrusive_adapter!(Announced = Arc<Pending>: Pending { link => LinkedListAtomicLink });
+intrusive_adapter!(Announced<H> = Arc<Pending<H>>: Pending<H> { link => LinkedListAtomicLink });
 
 impl<'a, H> KeyAdapter<'a> for ByAddress<H> {
     type Key = usize;
@@ -183,8 +193,10 @@ pub(super) struct Index<H> {
     listed: RBTree<ByAddress<H>>,
     ages: RBTree<ByAge<H>>,
     dead: LinkedList<ByDeath<H>>,
-    announced: LinkedList<Announced>,
-    vigils: LinkedList<Announced>,
+    announced: LinkedList<Announced<H>>,
+    vigils: LinkedList<Announced<H>>,
+    /// Some vigils have seen a change, and may still hold a registration.
+    has_void: bool,
     /// Ranges for which no registration is kept, and until when, ns.
     quarantine: [Option<(Span, u64)>; QUARANTINED],
     pub(super) limits: Limits,
@@ -200,7 +212,7 @@ pub(super) struct Index<H> {
 }
 
 /// Removes `pending` from the list that it is in.
-fn remove(list: &mut LinkedList<Announced>, pending: &Arc<Pending>) {
+fn remove<H>(list: &mut LinkedList<Announced<H>>, pending: &Arc<Pending<H>>) {
     let mut cursor = list.front_mut();
     while let Some(other) = cursor.get() {
         if std::ptr::eq(other, &raw const **pending) {
@@ -219,6 +231,7 @@ impl<H> Index<H> {
             dead: LinkedList::new(ByDeath::new()),
             announced: LinkedList::new(Announced::new()),
             vigils: LinkedList::new(Announced::new()),
+            has_void: false,
             quarantine: [None; QUARANTINED],
             limits,
             count: 0,
@@ -242,7 +255,7 @@ impl<H> Index<H> {
 
     /// Begins a registration: from now on changes to its addresses are noted. False: it could not be kept at `now_ns`,
     /// and nothing was begun.
-    pub(super) fn announce(&mut self, pending: &Arc<Pending>, now_ns: u64) -> bool {
+    pub(super) fn announce(&mut self, pending: &Arc<Pending<H>>, now_ns: u64) -> bool {
         let span = pending.span;
         if self.limits.count == 0 || span.len() > self.limits.bytes || !self.is_calm(span, now_ns) {
             return false;
@@ -253,7 +266,7 @@ impl<H> Index<H> {
 
     /// Begins a vigil, until `end_vigil`. False: pages there are being discarded at `now_ns`, so it would show nothing;
     /// nothing was begun.
-    pub(super) fn begin_vigil(&mut self, pending: &Arc<Pending>, now_ns: u64) -> bool {
+    pub(super) fn begin_vigil(&mut self, pending: &Arc<Pending<H>>, now_ns: u64) -> bool {
         let calm = self.is_calm(pending.span, now_ns);
         if calm {
             self.vigils.push_back(pending.clone());
@@ -261,7 +274,7 @@ impl<H> Index<H> {
         calm
     }
 
-    pub(super) fn end_vigil(&mut self, pending: &Arc<Pending>) {
+    pub(super) fn end_vigil(&mut self, pending: &Arc<Pending<H>>) {
         remove(&mut self.vigils, pending);
     }
 
@@ -278,7 +291,7 @@ impl<H> Index<H> {
     }
 
     /// Ends the announcement of a registration. Returns whether its addresses have not changed.
-    pub(super) fn conclude(&mut self, pending: &Arc<Pending>) -> bool {
+    pub(super) fn conclude(&mut self, pending: &Arc<Pending<H>>) -> bool {
         remove(&mut self.announced, pending);
         pending.is_unchanged()
     }
@@ -376,13 +389,15 @@ impl<H> Index<H> {
         if self.has_dead() { Released::Dead } else { Released::Held }
     }
 
-    /// Removes all entries that overlap `span`. Returns whether entries wait for the worker.
+    /// Removes all entries that overlap `span`. Returns whether registrations wait for the worker.
     pub(super) fn change(&mut self, span: Span, change: Change, now_ns: u64) -> bool {
         for pending in &self.announced {
             pending.note(span, change);
         }
         for pending in &self.vigils {
-            self.disturbed += u64::from(pending.note(span, change));
+            let first = pending.note(span, change);
+            self.disturbed += u64::from(first);
+            self.has_void |= first;
         }
         while let Some(last) = self.last_overlapping(span) {
             self.invalidations += 1;
@@ -405,9 +420,32 @@ impl<H> Index<H> {
         }
     }
 
-    /// Whether entries wait to be deregistered.
+    /// Whether registrations wait to be ended.
     pub(super) fn has_dead(&self) -> bool {
-        !self.dead.is_empty()
+        self.has_void || !self.dead.is_empty()
+    }
+
+    /// Whether somebody watches over memory.
+    pub(super) fn has_vigils(&self) -> bool {
+        !self.vigils.is_empty()
+    }
+
+    /// A vigil that has seen a change, and may still hold a registration, until [`Self::note_ended`].
+    pub(super) fn next_void(&mut self) -> Option<Arc<Pending<H>>> {
+        if !self.has_void {
+            return None;
+        }
+        let mut cursor = self.vigils.front();
+        while cursor.get().is_some_and(|v| v.is_unchanged() || v.ended.load(Relaxed)) {
+            cursor.move_next();
+        }
+        self.has_void = !cursor.is_null();
+        cursor.clone_pointer()
+    }
+
+    /// The vigil, which has seen a change, holds nothing any more.
+    pub(super) fn note_ended(&mut self, vigil: &Pending<H>) {
+        vigil.ended.store(true, Relaxed);
     }
 
     /// The next entry that waits to be deregistered.

@@ -17,6 +17,7 @@
 //! | another library watches the range already | a watch that does not begin ends none | `a_vigil_that_does_not_begin_ends_no_other_watch` |
 //! | changes without an event: files that shrink or get holes | only memory is kept, no private copy of a file; of shared memory a mirror shows at each hit that its pages are the same ([`crate::sys::mirror`]); the kind is checked while it is watched | `kinds` |
 //! | shmdt comes without an event | System V memory is not kept: userfaultfd does not take it | `files_and_segments` |
+//! | a peer's device reaches the old pages of a region when the application has told it of new ones | before the event is read all domains are alarmed, and end such registrations before they send anything; so does the worker | `what_has_changed_is_reached_no_more_once_the_application_goes_on` |
 //! | fork: the child's pages are not the parent's | a child gets no registration ([`ForkMark`]); the parent's pages stay (Linux 5.12) | `a_child_gets_nothing`, `torture` |
 //! | the thread that frees memory waits for the thread that wants to free a registration | the monitor only removes entries; a worker deregisters; no memory is allocated or freed under the locks that the monitor takes | `torture`, under malloc's own trimming |
 //! | the monitor's stack is next to a buffer, and is watched when its thread ends | a thread that joins the monitor has released the userfaultfd before | `a_monitor_ends_even_if_its_own_stack_is_watched` |
@@ -108,23 +109,40 @@ pub(crate) struct Lease<R: Registrar> {
 /// A watch on an address range; see [`Cache::watch_over`].
 pub(crate) struct Vigil<R: Registrar> {
     shared: Arc<Shared<R>>,
-    pending: Arc<Pending>,
+    pending: Arc<Pending<R::Handle>>,
+}
+
+/// Ends the registrations of vigils of this process whose memory has changed, before the application goes on: it may tell
+/// a peer of the new memory. The answer to [`alarm`](crate::sys::alarm).
+pub(crate) fn settle() {
+    if let Some(monitor) = Monitor::known() {
+        monitor.settle();
+    }
 }
 
 impl<R: Registrar> Vigil<R> {
-    /// Whether the addresses have mapped the same memory since the watch began.
-    pub(crate) fn is_sound(&self) -> bool {
+    /// Holds a registration of the addresses, made since the watch began, until a change or the end of the vigil. Returns
+    /// whether the addresses map the same memory still: if not, the vigil is of no use.
+    pub(crate) fn hold(&self, handle: R::Handle) -> bool {
+        *lock(&self.pending.held) = Some(handle);
         // Without a monitor the registration follows all changes.
         let settled = self.shared.monitor.as_ref().is_none_or(|monitor| monitor.is_settled());
-        settled && self.pending.is_unchanged()
+        settled && self.is_unchanged()
+    }
+
+    /// Whether no change of the addresses has been heard of.
+    pub(crate) fn is_unchanged(&self) -> bool {
+        self.pending.is_unchanged()
     }
 }
 
 impl<R: Registrar> Drop for Vigil<R> {
     fn drop(&mut self) {
         if self.shared.mark.is_child() {
-            return; // the parent's
+            std::mem::forget(self.pending.clone()); // the parent's
+            return;
         }
+        *lock(&self.pending.held) = None;
         lock(&self.shared.index).end_vigil(&self.pending);
         self.shared.unwatch(self.pending.unwatch());
     }
@@ -214,24 +232,30 @@ impl<R: Registrar> Cache<R> {
         self.shared.monitor.is_some() || self.shared.registrar.follows()
     }
 
-    /// Watches the memory of `len` bytes at `addr` for a registration that is not in the cache. `None`: these addresses
-    /// cannot be watched, or registrations are not kept.
-    pub(crate) fn watch_over(&self, addr: usize, len: usize) -> Option<Vigil<R>> {
-        let shared = &self.shared;
+    /// Watches the memory of `len` bytes at `addr` for a registration that is not in the cache. Errors: EOPNOTSUPP: such
+    /// memory cannot be watched, or registrations are not kept; EAGAIN: not now.
+    pub(crate) fn watch_over(&self, addr: usize, len: usize) -> Result<Vigil<R>, Errno> {
+        let (shared, never) = (&self.shared, Errno(libc::EOPNOTSUPP));
         if !self.keeps() || shared.mark.is_child() {
-            return None;
+            return Err(never);
         }
-        let pending = Pending::new(Span::pages(addr, len, shared.page)?);
+        let pending = Pending::new(Span::pages(addr, len, shared.page).ok_or(never)?);
         let now = clock::now_ns();
-        let watched = shared.watch(pending.span, || lock(&shared.index).begin_vigil(&pending, now));
+        let begin = || {
+            let begun = lock(&shared.index).begin_vigil(&pending, now);
+            shared.monitor.iter().for_each(|monitor| monitor.await_reader());
+            begun
+        };
+        let watched = shared.watch(pending.span, begin);
         if !matches!(watched, Ok(Watched::Yes | Watched::InVain)) {
             // Nothing is watched, so nothing is unwatched: it may be another user's.
             lock(&shared.index).end_vigil(&pending);
-            return None;
+            let may = shared.monitor.as_ref().is_none_or(|m| m.may_watch(pending.span));
+            return Err(if may { Errno(libc::EAGAIN) } else { never });
         }
         let vigil = Vigil { shared: shared.clone(), pending };
         // Otherwise the watch ends here.
-        (watched == Ok(Watched::Yes)).then_some(vigil)
+        if watched == Ok(Watched::Yes) { Ok(vigil) } else { Err(Errno(libc::EAGAIN)) }
     }
 
     /// The device that it registers memory with.
@@ -335,7 +359,7 @@ impl<R: Registrar> Cache<R> {
     }
 
     /// Has the addresses of a new registration watched, and mirrors shared memory. `None`: they cannot be kept.
-    fn watch_for(&self, pending: &Arc<Pending>) -> Option<Option<Mirror>> {
+    fn watch_for(&self, pending: &Arc<Pending<R::Handle>>) -> Option<Option<Mirror>> {
         let shared = &*self.shared;
         let (span, now) = (pending.span, clock::now_ns());
         let watched = shared.watch_any(span, || lock(&shared.index).announce(pending, now));

@@ -20,9 +20,16 @@
 //! A discard (madvise) is the reverse: the kernel reports it first, and takes the pages away later, at a time that
 //! cannot be observed. A registration made in between would be stale, so the index keeps none for those addresses for a
 //! second ([`super::index::QUARANTINE_NS`]).
+//!
+//! # When a peer may use a registration
+//!
+//! A peer whose device reaches a region asks nobody. It must not do so once the application has told it of new memory at
+//! the region's addresses. So before the monitor reads an event, which lets the changing thread go on, it alarms all
+//! domains of the process ([`crate::sys::alarm`]). The next data call of each first waits until what was read is applied,
+//! and ends the registrations of the vigils that saw a change ([`super::settle`]). The worker does the same on its own,
+//! because the application may tell the peer without this provider.
 
 use super::span::Span;
-use crate::sys::Errno;
 use crate::sys::event::{Doorbell, wait_any};
 use crate::sys::mappings::{Kind, Mapping, Mappings};
 use crate::sys::mirror::{Mirror, PageMap};
@@ -30,6 +37,7 @@ use crate::sys::per_process::PerProcess;
 use crate::sys::process::ForkMark;
 use crate::sys::thread::Thread;
 use crate::sys::userfaultfd::{Event, Userfaultfd};
+use crate::sys::{Errno, alarm};
 use crate::telemetry::log;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -62,13 +70,19 @@ pub(super) enum Watched {
     InVain,
 }
 
-/// A cache, as the monitor sees it. Neither function may allocate or free memory.
+/// A cache, as the monitor sees it. Only `end_void` may allocate or free memory.
 pub(super) trait Subscriber: Send + Sync {
     /// Removes all registrations that overlap `span`.
     fn on_change(&self, span: Span, change: Change);
 
     /// Whether the cache has, or makes, a registration that a change in `span` would end.
     fn needs(&self, span: Span) -> bool;
+
+    /// Whether the cache watches over memory that devices of peers may reach.
+    fn has_vigils(&self) -> bool;
+
+    /// Ends their reach of memory that has changed.
+    fn end_void(&self);
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -231,6 +245,33 @@ impl Monitor {
         drop(gone); // outside of the lock
     }
 
+    /// The monitor of this process, if there is one.
+    pub(super) fn known() -> Option<Arc<Self>> {
+        SHARED.known()?.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
+    }
+
+    /// Ends the registrations of all vigils whose memory has changed, as far as changes were read.
+    pub(super) fn settle(&self) {
+        self.inner.await_applied();
+        let mut caches = Vec::new();
+        loop {
+            let known = lock(&self.inner.subscribers);
+            if known.len() <= caches.capacity() {
+                caches.extend(known.iter().cloned()); // has room for them
+                break;
+            }
+            let room = known.len();
+            drop(known);
+            caches.reserve(room); // outside of the lock
+        }
+        caches.iter().for_each(|cache| cache.end_void());
+    }
+
+    /// Whoever reads events after this knows of a vigil that has begun before, and alarms.
+    pub(super) fn await_reader(&self) {
+        drop(lock(&self.inner.reading));
+    }
+
     /// Whether all changes that ended before this call have been applied. If not, a change is in progress, and no entry
     /// of a cache may be used. Costs about two system calls, and never waits long.
     pub(super) fn is_settled(&self) -> bool {
@@ -238,9 +279,7 @@ impl Monitor {
             if !self.inner.userfaultfd.is_changing() {
                 // A change that is no longer counted had its event read, after `applying` was set.
                 fence(Ordering::Acquire);
-                if self.inner.applying.load(Ordering::Acquire) {
-                    drop(lock(&self.inner.reading));
-                }
+                self.inner.await_applied();
                 return true;
             }
             self.inner.apply_events();
@@ -307,6 +346,14 @@ impl Monitor {
         Ok(mirror)
     }
 
+    /// Whether no memory in `span` is of a kind that is never watched. Holes, and what the kernel does not tell, pass.
+    pub(super) fn may_watch(&self, span: Span) -> bool {
+        let mut may = true;
+        let show = |mapping: Mapping| may &= mapping.kind == Kind::Private;
+        let _ = self.inner.mappings.each(span.start, span.end, show);
+        may
+    }
+
     /// Stops watching the mappings of `span`, except those in which a cache needs an address.
     pub(super) fn unwatch(&self, span: Span) {
         let _held = lock(&self.inner.watching);
@@ -330,10 +377,20 @@ impl Inner {
         }
     }
 
+    /// Waits until the events that were read have been applied.
+    fn await_applied(&self) {
+        if self.applying.load(Ordering::Acquire) {
+            drop(lock(&self.reading));
+        }
+    }
+
     /// Reads the pending events and applies them. `is_settled` waits for that.
     fn apply_events(&self) {
         let _held = lock(&self.reading);
         self.applying.store(true, Ordering::SeqCst); // before read(): see `is_settled`
+        if lock(&self.subscribers).iter().any(|cache| cache.has_vigils()) {
+            alarm::raise(); // before read() as well
+        }
         let mut events = [Event::Other(0); 16];
         while let Ok(n @ 1..) = self.userfaultfd.read(&mut events) {
             for event in events.iter().take(n) {

@@ -96,10 +96,25 @@ impl<R: Registrar> Shared<R> {
         }
     }
 
-    /// Deregisters all dead entries; the caller holds no lock. Returns whether there were any.
+    /// Ends the registrations of all vigils that have seen a change, or waits until other threads have; the caller holds
+    /// no lock. Returns whether there were any.
+    pub(super) fn end_void(&self) -> bool {
+        let mut any = false;
+        loop {
+            let void = lock(&self.index).next_void();
+            let Some(vigil) = void else { return any };
+            let _shield = Shield::raise(); // drivers may write(2)
+            *lock(&vigil.held) = None;
+            lock(&self.index).note_ended(&vigil);
+            any = true;
+        }
+    }
+
+    /// Deregisters all dead entries, and does as [`Self::end_void`]; the caller holds no lock. Returns whether there were
+    /// any.
     pub(super) fn bury(&self) -> bool {
         let _shield = Shield::raise(); // drivers may write(2)
-        let mut any = false;
+        let mut any = self.end_void();
         loop {
             let dead = lock(&self.index).next_dead();
             let Some(entry) = dead else { return any };
@@ -124,5 +139,15 @@ impl<R: Registrar> Subscriber for Shared<R> {
 
     fn needs(&self, span: Span) -> bool {
         lock(&self.index).needs(span)
+    }
+
+    fn has_vigils(&self) -> bool {
+        lock(&self.index).has_vigils()
+    }
+
+    fn end_void(&self) {
+        if !self.mark.is_child() {
+            Self::end_void(self);
+        }
     }
 }

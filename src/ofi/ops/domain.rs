@@ -103,6 +103,8 @@ pub(crate) unsafe fn open(
         shared.require_thread()?;
     }
     elsewhere::enter(&raw const *shared);
+    // SAFETY: the domain does not move in its `Arc`, and leaves when it is dropped.
+    unsafe { shared.lock.join() };
     let domain = Box::new(DomainFid {
         fid: fid_domain {
             fid: fid { fclass: FI_CLASS_DOMAIN, context, ops: FID_OPS.as_mut_ptr() },

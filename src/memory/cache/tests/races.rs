@@ -88,6 +88,12 @@ impl Subscriber for Gate {
     fn needs(&self, _: Span) -> bool {
         false
     }
+
+    fn has_vigils(&self) -> bool {
+        false
+    }
+
+    fn end_void(&self) {}
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::sys::Errno;
 use crate::sys::cuda::{Cuda, Flush};
 use crate::sys::verbs::{
     OpenDevice, Permission, RcAddress, RcEvent, RcPort, RcQp, RcRequest, RcSettings, Registrar,
-    Registration, prefers_any_order,
+    prefers_any_order,
 };
 use crate::telemetry::log;
 use crate::transport::net::agreement::message::End;
@@ -133,29 +133,31 @@ fn probe(device: &OpenDevice, settings: RcSettings, to: &End) -> bool {
 /// Registered memory, for a request, a remote buffer, or direct RMA by peers.
 enum Held {
     Host(Lease<Registrar>),
-    /// Open to direct RMA: a registration of exactly that.
-    Exposed(Box<(Registration, Vigil<Registrar>)>),
+    /// Open to direct RMA: the keys of a registration of exactly that, which the vigil holds.
+    Exposed {
+        lkey: u32,
+        rkey: u32,
+        vigil: Vigil<Registrar>,
+    },
     /// The application closes a region before it frees its memory. Without `flush` if peers may only read it.
     Gpu(gpu::Registered),
 }
 
-impl Held {
-    fn registration(&self) -> &Registration {
-        match self {
-            Self::Host(lease) => lease.handle(),
-            Self::Exposed(exposed) => &exposed.0,
-            Self::Gpu(gpu) => &gpu.registration,
-        }
-    }
-}
-
 impl Region for Held {
     fn lkey(&self) -> u32 {
-        self.registration().lkey()
+        match self {
+            Self::Host(lease) => lease.handle().lkey(),
+            Self::Exposed { lkey, .. } => *lkey,
+            Self::Gpu(gpu) => gpu.registration.lkey(),
+        }
     }
 
     fn rkey(&self) -> u32 {
-        self.registration().rkey()
+        match self {
+            Self::Host(lease) => lease.handle().rkey(),
+            Self::Exposed { rkey, .. } => *rkey,
+            Self::Gpu(gpu) => gpu.registration.rkey(),
+        }
     }
 
     fn flush(&self) -> Option<Flush> {
@@ -333,13 +335,15 @@ impl Device for Port {
         }
         let at = addr as usize;
         // The watch begins before the registration, so that no change is missed.
-        let vigil = self.memory.watch_over(at, len).ok_or(Errno(libc::EOPNOTSUPP))?;
+        let vigil = self.memory.watch_over(at, len)?;
         let register = || self.memory.registrar().register(at, len, permission);
-        let registration = self.memory.beside(len, register)?;
-        if !vigil.is_sound() {
-            return Err(Errno(libc::EAGAIN));
+        let made = self.memory.beside(len, register)?;
+        let (lkey, rkey) = (made.lkey(), made.rkey());
+        if vigil.hold(made) {
+            Ok(Held::Exposed { lkey, rkey, vigil })
+        } else {
+            Err(Errno(libc::EAGAIN))
         }
-        Ok(Held::Exposed(Box::new((registration, vigil))))
     }
 
     fn exposes(&self) -> usize {
@@ -347,7 +351,7 @@ impl Device for Port {
     }
 
     fn is_sound(&self, exposed: &Held) -> bool {
-        if let Held::Exposed(exposed) = exposed { exposed.1.is_sound() } else { true }
+        if let Held::Exposed { vigil, .. } = exposed { vigil.is_unchanged() } else { true }
     }
 
     fn changes(&self) -> u64 {

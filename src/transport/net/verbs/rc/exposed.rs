@@ -14,6 +14,9 @@ use crate::transport::net::verbs::gpu;
 /// Most regions whose keys are advertised.
 const EXPOSED_MAX: usize = 1024;
 
+/// Most parts of regions that are remembered as not watched for now.
+const WAITING_MAX: usize = 64;
+
 /// Most persistent registrations.
 const RESIDENTS_MAX: usize = 128;
 
@@ -53,12 +56,16 @@ pub(super) struct Exposed<D: Device> {
     /// How often there was no room for a registration, and until when none is tried: an attempt takes the registrations
     /// of messages away.
     full: Failures,
+    /// Parts of regions, by region and address, that could not be watched for a reason that may pass: the application
+    /// discards pages there, or has left a hole.
+    waiting: Vec<((u64, u64), Failures)>,
 }
 
 impl<D: Device> Default for Exposed<D> {
     fn default() -> Self {
         let full = Failures::default();
-        Self { ranges: Vec::new(), locked: 0, flushable: 0, made: 0, seen: 0, full }
+        let (ranges, waiting) = (Vec::new(), Vec::new());
+        Self { ranges, locked: 0, flushable: 0, made: 0, seen: 0, full, waiting }
     }
 }
 
@@ -88,10 +95,11 @@ impl<D: Device> Exposed<D> {
             )
     }
 
-    /// Ends one key of `peer`, by the device's key. False: as for [`Self::flush`].
-    pub(super) fn remove(&mut self, peer: PeerId, key: u32) -> bool {
+    /// Ends one key of `peer`. The device's key alone does not name a range: that of one that has ended, and was not looked
+    /// at since, may be another one's already. False: as for [`Self::flush`].
+    pub(super) fn remove(&mut self, peer: PeerId, addr: u64, key: u32) -> bool {
         self.retain(|range| {
-            if range.registration.rkey() == key {
+            if range.addr == addr && range.registration.rkey() == key {
                 let left = range.peers.remove(&peer).map_or(0, |count| count - 1);
                 if left > 0 {
                     range.peers.insert(peer, left);
@@ -136,6 +144,22 @@ impl<D: Device> Exposed<D> {
         }
     }
 
+    /// This part of a region could not be watched, and is tried again later.
+    #[cold]
+    fn wait(&mut self, name: (u64, u64), now: u64) {
+        let waiting = &mut self.waiting;
+        let at = waiting.iter().position(|(other, _)| *other == name).unwrap_or_else(|| {
+            if waiting.len() >= WAITING_MAX {
+                waiting.remove(0); // the oldest: its region may have ended
+            }
+            waiting.push((name, Failures::default()));
+            waiting.len() - 1
+        });
+        if let Some((_, failures)) = waiting.get_mut(at) {
+            failures.again(now, PAUSE_NS);
+        }
+    }
+
     /// A key of a range for `peer`. The range is registered if it is not yet. Errors: it cannot be.
     pub(super) fn add(
         &mut self,
@@ -158,15 +182,21 @@ impl<D: Device> Exposed<D> {
             {
                 return Err(Errno(libc::ENOSPC));
             }
+            let name = (region, memory.first_addr());
+            if self.waiting.iter().any(|(other, since)| *other == name && since.pause(now)) {
+                return Err(Errno(libc::EAGAIN));
+            }
             if self.ranges.is_empty() {
                 self.seen = device.changes();
             }
-            let registration = device.expose(memory, rights).inspect_err(|errno| {
-                if errno.0 == libc::ENOMEM {
-                    self.full.again(now, PAUSE_NS);
-                }
-            })?;
+            let registration =
+                device.expose(memory, rights).inspect_err(|errno| match errno.0 {
+                    libc::ENOMEM => self.full.again(now, PAUSE_NS),
+                    libc::EAGAIN => self.wait(name, now),
+                    _ => {}
+                })?;
             self.full = Failures::default();
+            self.waiting.retain(|(other, _)| *other != name);
             let (addr, len, peers) = (memory.first_addr(), memory.len(), NumberMap::default());
             self.locked += locked;
             self.flushable += usize::from(registration.flush().is_some());
@@ -175,6 +205,10 @@ impl<D: Device> Exposed<D> {
         }
         let range = self.ranges.iter_mut().find(|range| range.is(region, memory, rights));
         let range = range.ok_or(Errno(libc::ENOMEM))?;
+        // The next check tells the peers that have a key of it.
+        if !device.is_sound(&range.registration) {
+            return Err(Errno(libc::EAGAIN));
+        }
         *range.peers.entry(peer).or_default() += 1;
         Ok(range.key(connection))
     }

@@ -140,7 +140,8 @@ pub(super) trait Device: Send {
     fn expose(&self, part: &SegmentList, rights: (bool, bool)) -> Result<Self::Region, Errno>;
     /// Most bytes of the host's memory that may be open to direct RMA at the same time: they are locked.
     fn exposes(&self) -> usize;
-    /// Whether its addresses still map to the same memory.
+    /// Whether its addresses still map to the same memory, as far as is known; else its registration has ended, or does
+    /// now.
     fn is_sound(&self, exposed: &Self::Region) -> bool;
     /// Counts changes of mappings that may concern memory open to direct RMA.
     fn changes(&self) -> u64;

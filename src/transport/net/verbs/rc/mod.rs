@@ -650,7 +650,7 @@ impl<D: Device> Bulk for Rc<D> {
     }
 
     fn invalidate(&mut self, peer: PeerId, key: &RemoteKey) {
-        let Some(Key { connection, slot, key, holds, .. }) = Key::decode(key) else { return };
+        let Some(Key { connection, slot, addr, key, holds }) = Key::decode(key) else { return };
         let Some(known) = self.connections.get_mut(peer).filter(|c| c.id == connection) else {
             return;
         };
@@ -658,7 +658,7 @@ impl<D: Device> Bulk for Rc<D> {
         match holds {
             Use::Region => {
                 link.keys = link.keys.saturating_sub(1);
-                if !self.exposed.remove(peer, key) {
+                if !self.exposed.remove(peer, addr, key) {
                     self.connections.doom(peer);
                 }
             }

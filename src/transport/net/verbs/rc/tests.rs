@@ -51,8 +51,8 @@ struct Fabric {
     /// By key, memory open to direct RMA, and whether its mapping is unchanged.
     exposed: HashMap<u32, bool>,
     changes: u64,
-    /// No memory can be opened to direct RMA.
-    unwatched: bool,
+    /// Why no memory can be opened to direct RMA.
+    unwatched: Option<i32>,
     /// GET rendezvous is on.
     offers: bool,
     /// A request has one segment.
@@ -303,8 +303,8 @@ impl Device for FakeDevice {
         Ok(region)
     }
     fn expose(&self, part: &SegmentList, _: (bool, bool)) -> Result<FakeRegion, Errno> {
-        if self.fabric.lock().unwrap().unwatched {
-            return Err(Errno(libc::EOPNOTSUPP));
+        if let Some(errno) = self.fabric.lock().unwrap().unwatched {
+            return Err(Errno(errno));
         }
         let region = self.register(part, true)?;
         self.fabric.lock().unwrap().exposed.insert(region.key, true);
@@ -1437,18 +1437,51 @@ fn memory_that_changes_is_exposed_no_more() {
         fabric.exposed.insert(Key::decode(&at.key).unwrap().key, false);
         fabric.changes += 1;
     }
+    let (now, list) = (world.now, region.segments());
+    let purpose = Purpose::Region { id: 7, reads: true, writes: true };
+    let void = world.nodes[0].bulk.register(PeerId(1), &list, purpose, false, now);
+    assert_eq!(void, Registered::No, "nobody gets a key that has ended");
     world.poll(0);
     assert_eq!(world.nodes[0].void, [at.key]);
     assert!(world.fabric.lock().unwrap().regions.is_empty());
     let long = OwnedBuffer::zeroed(151);
     let (now, list) = (world.now, long.segments());
-    let purpose = Purpose::Region { id: 7, reads: true, writes: true };
     let never = world.nodes[0].bulk.register(PeerId(1), &list, purpose, false, now);
     assert_eq!(never, Registered::Never, "more than may be locked");
-    world.fabric.lock().unwrap().unwatched = true;
+    world.fabric.lock().unwrap().unwatched = Some(libc::EOPNOTSUPP);
     let (now, list) = (world.now, region.segments());
     let again = world.nodes[0].bulk.register(PeerId(1), &list, purpose, false, now);
     assert_eq!(again, Registered::Never);
+}
+
+#[test]
+fn memory_that_cannot_be_watched_for_now_is_tried_again_later() {
+    let mut world = World::new(2, 4);
+    world.prepare(0, 1);
+    world.settle();
+    let (region, other) = (OwnedBuffer::zeroed(50), OwnedBuffer::zeroed(50));
+    let ask = |world: &mut World, id, memory: &OwnedBuffer| {
+        let purpose = Purpose::Region { id, reads: true, writes: true };
+        let memory = memory.segments();
+        world.with(0, |bulk, now, _| bulk.register(PeerId(1), &memory, purpose, false, now))
+    };
+    let set = |world: &World, why| world.fabric.lock().unwrap().unwatched = why;
+    set(&world, Some(libc::EAGAIN));
+    assert_eq!(ask(&mut world, 7, &region), Registered::No);
+    set(&world, None);
+    assert_eq!(ask(&mut world, 7, &region), Registered::No, "not at once: to ask takes time");
+    assert!(matches!(ask(&mut world, 8, &other), Registered::Yes(_)), "that is another region");
+    world.now += PAUSE_NS;
+    assert!(matches!(ask(&mut world, 7, &region), Registered::Yes(_)));
+    // Few are remembered.
+    set(&world, Some(libc::EAGAIN));
+    let short = OwnedBuffer::zeroed(10);
+    for id in 100..300 {
+        assert_eq!(ask(&mut world, id, &short), Registered::No);
+    }
+    set(&world, None);
+    assert_eq!(ask(&mut world, 299, &short), Registered::No);
+    assert!(matches!(ask(&mut world, 100, &short), Registered::Yes(_)));
 }
 
 /// An operation that waits for a flush read, or a target that believes its key is still known, would wait forever.
