@@ -25,14 +25,28 @@ impl Network {
     }
 
     /// Whether a port at `here` on this network can reach one at `there` on another: they must be of the same kind, and
-    /// on InfiniBand in the same subnet, because routers between subnets are not known here, and in one partition.
+    /// on InfiniBand in one partition, and in the same subnet, or in subnets that routers join by the LIDs in their GIDs
+    /// ([`flid`]): other routes are known to a subnet manager only.
     pub(crate) fn reaches(self, here: &[u8; 16], other: Self, there: &[u8; 16]) -> bool {
         match (self, other) {
             (Self::Roce, Self::Roce) => true,
             (Self::InfiniBand { pkey: one, .. }, Self::InfiniBand { pkey: two, .. }) => {
-                here.get(..8) == there.get(..8) && share(one, two)
+                (here.get(..8) == there.get(..8) || flid(here).is_some() && flid(there).is_some())
+                    && share(one, two)
             }
             _ => false,
+        }
+    }
+
+    /// This network of a port at `there`, and its LID in packets from a port at `here`, if in its own subnet that is `lid`.
+    pub(crate) fn across(self, lid: u16, here: &[u8; 16], there: &[u8; 16]) -> (Self, u16) {
+        match self {
+            Self::InfiniBand { pkey, .. } if here.get(..8) != there.get(..8) => {
+                let other = here.get(SUBNET) != there.get(SUBNET);
+                let lid = flid(there).filter(|_| other).unwrap_or(lid);
+                (Self::InfiniBand { pkey, routed: true }, lid)
+            }
+            _ => (self, lid),
         }
     }
 
@@ -50,6 +64,20 @@ impl Network {
             3 => Some(Self::InfiniBand { pkey, routed: true }),
             _ => None,
         }
+    }
+}
+
+/// The number of the subnet in a site-local GID.
+const SUBNET: std::ops::Range<usize> = 6..8;
+
+/// The LID to which other subnets send packets for a port, from its site-local GID. Subnet managers of subnets that are
+/// joined by routers put it there, as UCX expects it too.
+fn flid(gid: &[u8; 16]) -> Option<u16> {
+    match *gid {
+        [0xfe, 0xc0, 0, 0, high, low, ..] => {
+            Some(u16::from_be_bytes([high, low])).filter(|lid| *lid != 0)
+        }
+        _ => None,
     }
 }
 
@@ -81,6 +109,32 @@ mod tests {
         }
         assert!(Network::Roce.reaches(&here, Network::Roce, &far));
         assert!(!Network::Roce.reaches(&here, of(0xffff), &here));
+    }
+
+    #[test]
+    fn a_port_in_another_subnet_is_reached_by_the_lid_in_its_address() {
+        let of = |routed| Network::InfiniBand { pkey: 0xffff, routed };
+        let gid = |lid: u8, subnet| {
+            let mut gid = [0; 16];
+            gid[..8].copy_from_slice(&[0xfe, 0xc0, 0, 0, 0x40, lid, 0, subnet]);
+            gid
+        };
+        let (here, there) = (gid(1, 1), gid(2, 2));
+        assert!(of(false).reaches(&here, of(false), &there));
+        assert_eq!(of(false).across(7, &here, &there), (of(true), 0x4002));
+        assert_eq!(of(false).across(7, &here, &here), (of(false), 7));
+        // Behind another switch of the same subnet.
+        assert_eq!(of(false).across(7, &here, &gid(2, 1)), (of(true), 7));
+        // One that has no such address.
+        let mut local = [0; 16];
+        local[..2].copy_from_slice(&[0xfe, 0x80]);
+        let mut without = there;
+        without[4..6].fill(0);
+        for other in [local, without] {
+            assert!(!of(false).reaches(&here, of(false), &other));
+            assert!(!of(false).reaches(&other, of(false), &here));
+        }
+        assert_eq!(Network::Roce.across(0, &here, &there), (Network::Roce, 0));
     }
 
     #[test]

@@ -202,9 +202,11 @@ impl Nic {
         let index = usize::from(pair.attributes.pkey_index);
         let pkey = port.port.pkeys.get(index).copied().unwrap_or(0);
         let global = route.gids.map(|(_, to)| to);
+        let foreign = port.flid != 0 && route.source_lid != port.lid;
+        let lid = if foreign { port.flid } else { port.lid };
         let addressed = match (port.is_infiniband(), global) {
-            (true, None) => route.lid == port.lid && !port.needs_grh(),
-            (true, Some(gid)) => route.lid == port.lid && port.gid(0) == Some(gid),
+            (true, None) => route.lid == lid && !port.needs_grh() && !foreign,
+            (true, Some(gid)) => route.lid == lid && port.gid(0) == Some(gid),
             (false, Some(gid)) => port.gids.contains(&gid),
             (false, None) => false,
         };

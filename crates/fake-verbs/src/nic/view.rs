@@ -8,6 +8,8 @@ pub(crate) struct PortView {
     pub(crate) port: &'static Port,
     pub(crate) active: bool,
     pub(crate) lid: u16,
+    /// The LID by which other subnets reach it; 0: it has none.
+    pub(crate) flid: u16,
     /// Unspecific ones come first, as in the kernel.
     pub(crate) gids: [[u8; 16]; 2],
 }
@@ -36,7 +38,14 @@ impl PortView {
 /// The port on host number `host`.
 pub(super) fn view(port: &'static Port, active: bool, host: u8) -> PortView {
     let (lid, gids) = addresses(port, host);
-    PortView { port, active, lid, gids }
+    PortView { port, active, lid, flid: flid(port, host), gids }
+}
+
+fn flid(port: &Port, host: u8) -> u16 {
+    match port.link {
+        Link::InfiniBand { flid, .. } if flid != 0 => flid + u16::from(host),
+        _ => 0,
+    }
 }
 
 /// The LID and the GIDs of a port on host number `host`.
@@ -49,7 +58,10 @@ fn addresses(port: &Port, host: u8) -> (u16, [[u8; 16]; 2]) {
         }
         Link::Ethernet { ip: [a, b, c, d] } => (0, [a, b, c, d + host]),
     };
-    fill(&mut local, 0, &[0xfe, 0x80]);
+    match flid(port, host).to_be_bytes() {
+        [0, 0] => fill(&mut local, 0, &[0xfe, 0x80]),
+        [high, low] => fill(&mut local, 0, &[0xfe, 0xc0, 0, 0, high, low, 0, 1 + host]),
+    }
     fill(&mut local, 12, &ends);
     let mut mapped = [0; 16];
     fill(&mut mapped, 10, &[0xff, 0xff]);
@@ -84,7 +96,7 @@ mod tests {
             for port in personality.devices.iter().flat_map(|device| device.ports) {
                 let (one, two) = (view(port, true, 0), view(port, true, 1));
                 assert!(
-                    port.link == Link::InfiniBand { lid: 0, needs_grh: false }
+                    port.link == Link::InfiniBand { lid: 0, needs_grh: false, flid: 0 }
                         || one.gids != two.gids
                 );
                 assert_eq!(one.gid(one.gid_count()), None);

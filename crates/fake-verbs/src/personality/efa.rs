@@ -5,7 +5,7 @@ use super::{
 };
 
 const PORT: Port = Port {
-    link: Link::InfiniBand { lid: 0, needs_grh: false },
+    link: Link::InfiniBand { lid: 0, needs_grh: false, flid: 0 },
     mtu: 4096,
     gbps: 100,
     active: true,

@@ -15,6 +15,7 @@ mod old;
 mod pkeys;
 mod qedr;
 mod rails;
+mod routed;
 mod vf_grh;
 
 /// A library and its devices.
@@ -162,6 +163,9 @@ pub enum Link {
         lid: u16,
         /// It shares its LID with another port, and gets packets with a global route only.
         needs_grh: bool,
+        /// If not 0: each host is in a subnet of its own. Routers pass on what another subnet sends with a global route to
+        /// this LID, on host `n` to `n` more: the "FLID", which is in the port's GID.
+        flid: u16,
     },
     /// RoCE: the IPv4 address.
     Ethernet {
@@ -191,7 +195,7 @@ const FULL: Driver = Driver {
 
 /// An active port of InfiniBand at 200 Gb/s.
 const fn infiniband(lid: u16) -> Port {
-    let link = Link::InfiniBand { lid, needs_grh: false };
+    let link = Link::InfiniBand { lid, needs_grh: false, flid: 0 };
     Port { link, mtu: 4096, gbps: 200, active: true, fabric: 0, pkeys: DEFAULT_PKEYS }
 }
 
@@ -219,6 +223,7 @@ pub const ALL: &[Personality] = &[
     mana::PERSONALITY,
     efa::PERSONALITY,
     vf_grh::PERSONALITY,
+    routed::PERSONALITY,
     pkeys::PERSONALITY,
     rails::PERSONALITY,
     old::CORE_28,

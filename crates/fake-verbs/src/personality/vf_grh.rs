@@ -3,7 +3,8 @@
 
 use super::{Driver, FULL, Fork, Library, Link, Personality, Port, adapter, infiniband};
 
-const PORT: Port = Port { link: Link::InfiniBand { lid: 7, needs_grh: true }, ..infiniband(7) };
+const PORT: Port =
+    Port { link: Link::InfiniBand { lid: 7, needs_grh: true, flid: 0 }, ..infiniband(7) };
 
 pub(super) const PERSONALITY: Personality = Personality {
     name: "vf-grh",

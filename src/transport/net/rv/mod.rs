@@ -183,7 +183,10 @@ impl Rv {
     /// The node of a peer's end. Errors: it cannot be reached from here.
     fn node_of(&self, module: &Module, end: &End) -> Result<There, Errno> {
         let here = module.here();
+        // The module has no way to other subnets.
+        let same = end.network.across(end.lid, &here.gid, &end.gid) == (end.network, end.lid);
         let reachable = self.port.network.reaches(&here.gid, end.network, &end.gid)
+            && same
             && end.gid != here.gid
             && end.number >> INDEX_BITS == 0;
         let lid = if end.network == Network::Roce { 0 } else { end.lid };

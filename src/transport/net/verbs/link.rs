@@ -28,6 +28,8 @@ struct HandleKey {
 
 /// A challenge or response that waits for a handle, and the number of its queue pair.
 type Waiting = (u32, Box<[u8]>);
+/// A handle that is being made.
+type Asked = (HandleKey, AhSettings);
 
 impl HandleKey {
     fn of(there: &Place) -> Self {
@@ -44,7 +46,7 @@ pub(super) struct UdLink {
     /// Handles that were replaced, with the number of the last send that may use each.
     retired: VecDeque<(u64, Ah)>,
     /// Makes handles that may take long; `None`: none was needed, or there are no threads.
-    aside: Option<Aside<AhSettings, Result<Ah, Errno>>>,
+    aside: Option<Aside<Asked, Result<Ah, Errno>>>,
     /// Datagrams that wait for a handle in the making. A key may have none.
     waiting: HashMap<HandleKey, Vec<Waiting>>,
     unreachable: Unreachable<HandleKey>,
@@ -128,11 +130,12 @@ impl UdLink {
 
     /// How a handle of the port of `there` is made.
     fn settings_of(&self, there: &Place) -> AhSettings {
-        let routed = self.place.network.is_routed_to(there.network);
+        let (network, lid) = there.network.across(there.lid, &self.place.gid, &there.gid);
+        let routed = self.place.network.is_routed_to(network);
         AhSettings {
             port: self.port.settings().port,
             gid: routed.then_some((there.gid, self.gid_index)),
-            lid: there.lid,
+            lid,
             marks: self.marks,
             flow_label: flow_label(self.port.number(), 0),
         }
@@ -152,7 +155,7 @@ impl UdLink {
             return Err(Errno(libc::EHOSTUNREACH));
         }
         let settings = self.settings_of(there);
-        if settings.gid.is_some() && self.ask_aside(settings) {
+        if settings.gid.is_some() && self.ask_aside(key, settings) {
             self.waiting.insert(key, Vec::new());
             return Ok(None);
         }
@@ -161,12 +164,12 @@ impl UdLink {
     }
 
     /// Leaves the making of a handle to a thread. False: there is none.
-    fn ask_aside(&mut self, settings: AhSettings) -> bool {
+    fn ask_aside(&mut self, key: HandleKey, settings: AhSettings) -> bool {
         if self.aside.is_none() {
             let addresses = self.port.addresses();
-            self.aside = Aside::start(move |to: &AhSettings| addresses.make(to)).ok();
+            self.aside = Aside::start(move |(_, to): &Asked| addresses.make(to)).ok();
         }
-        self.aside.as_mut().is_some_and(|aside| aside.ask(settings))
+        self.aside.as_mut().is_some_and(|aside| aside.ask((key, settings)))
     }
 
     /// Keeps a handle, or the fact that there is none.
@@ -178,9 +181,7 @@ impl UdLink {
     /// Takes over handles that were made meanwhile, and sends what waits for them.
     #[inline]
     pub(super) fn take_handles(&mut self) {
-        while let Some((to, made)) = self.aside.as_mut().and_then(Aside::answer) {
-            let Some((gid, _)) = to.gid else { continue };
-            let key = HandleKey { lid: to.lid, gid };
+        while let Some(((key, _), made)) = self.aside.as_mut().and_then(Aside::answer) {
             let id = self.keep(key, made);
             let waiting = self.waiting.remove(&key).unwrap_or_default();
             let Some(ah) = id.ok().and_then(|id| self.handles.get(id)) else { continue };
@@ -193,7 +194,7 @@ impl UdLink {
 
     /// The path to `there` is suspect: its port may have another Ethernet address now.
     pub(super) fn renew(&mut self, there: &Place) {
-        if !self.place.network.is_routed_to(there.network) {
+        if self.settings_of(there).gid.is_none() {
             return;
         }
         let (posted, complete) = self.port.progress();

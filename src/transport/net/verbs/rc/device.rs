@@ -283,6 +283,11 @@ impl Device for Port {
         network.reaches(gid, end.network, &end.gid)
     }
 
+    fn seen(&self, end: &End) -> End {
+        let (network, lid) = end.network.across(end.lid, &self.place.gid, &end.gid);
+        End { network, lid, ..*end }
+    }
+
     fn probes(&self) -> Option<Probes> {
         // A device with UD queue pairs has asked for the peer's port already.
         if self.place.number != 0 || self.place.network != Network::Roce {

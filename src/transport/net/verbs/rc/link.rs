@@ -110,6 +110,11 @@ pub(super) trait Device: Send {
     fn end(&self, qp: &Self::Qp, psn: u32) -> End;
     /// Whether `end` can be reached from here at all.
     fn reaches(&self, end: &End) -> bool;
+
+    /// `end` with the address that packets from here have.
+    fn seen(&self, end: &End) -> End {
+        *end
+    }
     /// Where connecting may wait for an answer of the network: the thread that asks for it before.
     fn probes(&self) -> Option<Probes>;
     /// Registers the one segment of `part`; `write`: for a peer to write it, else for this side's writes to read it.

@@ -402,8 +402,9 @@ impl<D: Device> Side for Rc<D> {
         }
         let psn = process::random_u64() as u32 & 0x00ff_ffff;
         let mut qp = self.queue_pair(now)?;
-        let own = self.device(now)?.end(&qp, psn);
-        to.map_or(Ok(()), |to| qp.connect(to, psn))?;
+        let device = self.device(now)?;
+        let own = device.end(&qp, psn);
+        to.map_or(Ok(()), |to| qp.connect(&device.seen(to), psn))?;
         self.owners.insert(qp.number(), peer);
         Ok((Link::new(qp, psn, now), own))
     }
@@ -413,10 +414,8 @@ impl<D: Device> Side for Rc<D> {
         let Some(Connection { link, .. }) = self.connections.get_mut(peer) else { return Ok(true) };
         link.used = now;
         let Some(to) = to else { return Ok(true) };
-        if !reaches {
-            return Err(Errno(libc::EHOSTUNREACH));
-        }
-        link.qp.connect(to, link.psn).map(|()| true)
+        let device = self.device.as_ref().filter(|_| reaches).ok_or(Errno(libc::EHOSTUNREACH))?;
+        link.qp.connect(&device.seen(to), link.psn).map(|()| true)
     }
 
     /// With the link end the peer's remote buffers.
