@@ -475,7 +475,8 @@ impl Reliable {
             // A link that is full refuses every peer. One may also be refused alone: see `refusals`.
             self.blocked = !all && (sent > 0 || link.is_full());
             if alone || !all && !self.blocked {
-                c.rest.refused(all, now);
+                // A device that is full takes the rest soon.
+                c.rest.refused(all || self.blocked, now);
                 refused += 1;
             }
             self.timers.set(place, c.deadline(), &mut c.timer);

@@ -236,17 +236,21 @@ impl Streams {
         if self.left.peers.contains(&peer) {
             return self.miss(peer);
         }
-        if self.outgoing.len() >= self.limit && !self.make_room(now) {
+        let full = self.outgoing.len() >= self.limit;
+        if full && !self.make_room(now) {
             return;
         }
         let number = self.number.wrapping_add(1);
         let mut greeting = Greeting { dest: remote_id, number, tag: 0 };
         let Some(tag) = machine.sign(id, true, &greeting.signed()) else { return };
         greeting.tag = tag;
+        let mut waits = false;
         let made = tcp::connect(&self.me, &address.0).and_then(|fd| {
             // The others are left to the application.
             let mut fd = fd;
-            if process::descriptors_are_scarce(&fd) {
+            if !full && process::descriptors_are_scarce(&fd) {
+                // One was closed for another peer just now, which says nothing of this one.
+                waits = now < self.left.until;
                 if !self.make_room(now) {
                     return Err(Errno(libc::EMFILE));
                 }
@@ -260,6 +264,7 @@ impl Streams {
                 self.number = number;
                 self.outgoing.insert(peer, Outgoing::new(member, address.0, id, &greeting, now));
             }
+            Err(_) if waits => {}
             Err(errno) => self.fail(peer, address, errno, now),
         }
     }

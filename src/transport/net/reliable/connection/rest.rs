@@ -13,20 +13,24 @@ const PART: u64 = 4;
 const LEAST_NS: u64 = 1_000_000;
 const MOST_NS: u64 = 256_000_000;
 
-/// The pauses of one connection.
+/// About a millisecond.
+const STEP_NS: u64 = 1 << 20;
+const SINCE_NEVER: u32 = u32::MAX;
+
+/// The pauses of one connection. There are many, so it is small.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rest {
-    /// Since when the link has refused everything, nanoseconds; [`NEVER`]: it has not.
-    since: u64,
     /// Until when nothing is tried, nanoseconds; [`NEVER`]: there is no pause.
     pub(crate) until: u64,
+    /// Since when the link has refused everything, in steps of [`STEP_NS`], modulo 2^32 - 1; `SINCE_NEVER`: it has not.
+    since: u32,
     /// Only handshake packets were refused: see [`Self::spares_data`].
     hellos: bool,
 }
 
 impl Rest {
     pub(super) fn new() -> Self {
-        Self { since: NEVER, until: NEVER, hellos: false }
+        Self { until: NEVER, since: SINCE_NEVER, hellos: false }
     }
 
     /// There is a pause.
@@ -44,8 +48,12 @@ impl Rest {
     #[cold]
     pub(crate) fn refused(&mut self, hellos: bool, now: u64) {
         self.hellos = hellos;
-        self.since = self.since.min(now);
-        self.until = now + ((now - self.since) / PART).clamp(LEAST_NS, MOST_NS);
+        let step = (now / STEP_NS % u64::from(SINCE_NEVER)) as u32;
+        if self.since == SINCE_NEVER {
+            self.since = step;
+        }
+        let refused_ns = u64::from(step.wrapping_sub(self.since)) * STEP_NS;
+        self.until = now + (refused_ns / PART).clamp(LEAST_NS, MOST_NS);
     }
 
     /// The link has taken something, or there is nothing more to send.
@@ -83,7 +91,8 @@ mod tests {
         while now < began + 4_000_000_000 {
             rest.refused(false, now);
             let pause = rest.until - now;
-            assert!(pause == LEAST_NS || pause == MOST_NS || pause <= (now - began) / PART);
+            let most = (now - began + STEP_NS) / PART;
+            assert!(pause == LEAST_NS || pause == MOST_NS || pause <= most);
             pauses.push(pause);
             now = rest.until;
             assert!(!rest.ends(now - 1) && rest.is_on() && rest.ends(now) && !rest.is_on());

@@ -20,15 +20,15 @@ pub(crate) struct Timeout {
     pub(crate) attempts: u8,
     /// Packets that may leave although the window is full.
     pub(crate) extra: u8,
-    /// The first unacknowledged packet when the peer last answered a handshake.
-    answered: Option<u64>,
+    /// The first unacknowledged packet when the peer last answered a handshake; `NEVER`: it has not.
+    answered: u64,
     /// It has expired, and nothing was sent again: the peer did not answer for long.
     pub(crate) withheld: bool,
 }
 
 impl Timeout {
     pub(super) fn new() -> Self {
-        Self { at: NEVER, since: NEVER, attempts: 0, extra: 0, answered: None, withheld: false }
+        Self { at: NEVER, since: NEVER, attempts: 0, extra: 0, answered: NEVER, withheld: false }
     }
 
     /// `ns`, doubled for each timeout in a row.
@@ -49,7 +49,7 @@ impl Timeout {
     /// The peer has answered a handshake; `base` is the first unacknowledged packet. If that was so the last time, the
     /// peer drops packets for lack of room, and the back-off goes on.
     pub(crate) fn on_answer(&mut self, base: u64, now: u64) {
-        if self.answered.replace(base) != Some(base) {
+        if std::mem::replace(&mut self.answered, base) != base {
             self.end(now);
         }
     }
