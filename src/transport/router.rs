@@ -132,9 +132,18 @@ impl Router {
         }
     }
 
-    /// An access at bare addresses is announced over a way to the peer.
+    /// An access at bare addresses is announced over a way to the peer, which is made if there is none. `NO_WAY`: it
+    /// cannot be made, and the bytes have to be sent.
     fn ensure_for(&mut self, peer: PeerId, key: &RemoteKey) -> Result<(), SendError> {
-        if *key == RemoteKey::ADDRESSES { self.ensure(peer).map(drop) } else { Ok(()) }
+        if *key != RemoteKey::ADDRESSES {
+            return Ok(());
+        }
+        let known = self.lane(peer);
+        match self.ensure(peer) {
+            Ok(lane) if known.is_none_or(|known| known == lane) => Ok(()),
+            Err(SendError::Again) => Err(SendError::Again),
+            Ok(_) | Err(SendError::Unreachable(_)) => Err(NO_WAY),
+        }
     }
 
     #[cold]
@@ -988,6 +997,33 @@ mod tests {
         }
         assert_eq!(ear.0, [[7; 8]]);
         assert_eq!(a.route(to), Route::By(Lane::shm), "there is the network too");
+    }
+
+    #[test]
+    fn the_bytes_are_asked_for_where_no_way_announces_a_copy() {
+        let [mut a, mut b] = [(); 2].map(|()| with_key(true, 0, Source::Nothing));
+        let (to, mut ear) = (a.connect(&b.address()).unwrap(), Ear::default());
+        a.send(to, Mode::Short, b"header", 8, |_, to| to.fill(7)).unwrap();
+        let begun = clock::now_ns();
+        while ear.0.is_empty() {
+            a.poll(&mut Ear::default());
+            b.poll(&mut ear);
+            assert!(clock::now_ns() - begun < 60_000_000_000);
+        }
+        let from = b.peers.find(&a.me).unwrap();
+        let buffer = crate::memory::OwnedBuffer::zeroed(100);
+        let at = Remote { key: RemoteKey::ADDRESSES, offset: buffer.segments().first_addr() };
+        SHORT.set(Some(Errno(libc::EMFILE)));
+        let got = loop {
+            match b.get(from, &buffer.segments(), &at, 0) {
+                Err(SendError::Again) => assert!(clock::now_ns() - begun < 60_000_000_000),
+                other => break other,
+            }
+            a.poll(&mut Ear::default());
+            b.poll(&mut Ear::default());
+        };
+        SHORT.set(None);
+        assert_eq!((got, b.route(from)), (Err(NO_WAY), Route::By(Lane::net)));
     }
 
     #[test]

@@ -972,9 +972,13 @@ impl Net {
         at: &Remote,
         what: What,
     ) -> Result<Access, SendError> {
+        let none = SendError::Unreachable(Errno(libc::EOPNOTSUPP));
+        if at.key == RemoteKey::ADDRESSES {
+            return Err(none);
+        }
         self.rhythm.bulk_hot = true;
         let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
-            return Err(SendError::Unreachable(Errno(libc::EOPNOTSUPP)));
+            return Err(none);
         };
         let began = clock::now_ns();
         // An emulated device carries the request out meanwhile.
