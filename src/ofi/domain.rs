@@ -204,6 +204,10 @@ impl Domain {
     /// Waits, without the lock, until no peer is in the middle of an access that it began before a `revoke`.
     /// False: a peer still is, and it is neither stopped nor done.
     pub(super) fn settle(&self) -> bool {
+        if !self.lock.is_here() {
+            // A forked child: they are in the parent's memory.
+            return true;
+        }
         router::settle(|insists| {
             let guard = self.lock.control();
             self.endpoints(&guard).all(|endpoint| endpoint.is_settled(insists, &guard))

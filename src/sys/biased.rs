@@ -132,12 +132,17 @@ impl Biased {
         self.inside.store(false, Ordering::Release);
         let mutex = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
         self.inside.store(true, Ordering::Relaxed);
+        self.answer_alarm();
+        mutex
+    }
+
+    /// For the holder of the mutex.
+    fn answer_alarm(&self) {
         if self.reasons.load(Ordering::Relaxed) & ALARMED != 0 {
             // An alarm that comes during the answer gets another one.
             self.reasons.fetch_and(!ALARMED, Ordering::AcqRel);
             (self.answer)();
         }
-        mutex
     }
 
     #[cold]
@@ -184,6 +189,8 @@ impl Biased {
                 looks += 1;
             }
         }
+        // What it does inside may send, as what the owner does.
+        self.answer_alarm();
         entry
     }
 
@@ -364,8 +371,9 @@ mod tests {
             lock.alarm();
             lock.alarm();
             drop(lock.visit());
+            assert_eq!(answers(), 0, "it does nothing for the application");
             drop(lock.enter_visiting());
-            assert_eq!(answers(), 0, "visitors are not the owner");
+            assert_eq!(answers(), 1);
             for _ in 0..3 {
                 let _entry = lock.enter();
                 assert_eq!(answers(), 1);

@@ -247,7 +247,7 @@ impl<R: Registrar> Cache<R> {
             begun
         };
         let watched = shared.watch(pending.span, begin);
-        if !matches!(watched, Ok(Watched::Yes | Watched::InVain)) {
+        if !matches!(watched, Ok(Watched::Yes | Watched::Shared | Watched::InVain)) {
             // Nothing is watched, so nothing is unwatched: it may be another user's.
             lock(&shared.index).end_vigil(&pending);
             let may = shared.monitor.as_ref().is_none_or(|m| m.may_watch(pending.span));

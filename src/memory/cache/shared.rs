@@ -121,6 +121,8 @@ impl<R: Registrar> Shared<R> {
             let unwatch = entry.unwatch();
             drop(entry);
             self.unwatch(unwatch);
+            // A registration that peers use ends before more of those that nobody uses.
+            self.end_void();
             any = true;
         }
     }
