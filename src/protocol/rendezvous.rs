@@ -341,8 +341,8 @@ impl Core {
         let Inbound { peer, tx, len, want, leaves, .. } = message;
         self.arrivals.long.count(peer, scheme.carried(), message.received);
         match scheme {
-            Receiver::Put(put) if put.is_seen(&message) => self.outbox.finish_late(peer, tx),
             _ if message.is_orphaned() => {}
+            Receiver::Put(put) if put.is_seen(&message) => self.outbox.finish_late(peer, tx),
             // A sender whose unsolicited bytes do not all fit may stop sending them.
             _ if !leaves || len > want as u64 => self.outbox.finish(peer, tx, 0),
             _ => {}

@@ -285,8 +285,12 @@ impl SharedReceive {
             return true;
         }
         for other in self.endpoints(guard).filter(|other| !knows(other)) {
-            let full = other.engine(guard).is_some_and(|engine| engine.is_full());
-            if full || !Host::takes_arrivals(&other.host(guard)) {
+            let is_full = || other.engine(guard).is_some_and(|engine| engine.is_full());
+            if is_full() {
+                // Perhaps it awaits nothing any more.
+                progress_for_others(other, guard);
+            }
+            if is_full() || !Host::takes_arrivals(&other.host(guard)) {
                 other.state(guard).asleep |= LOST_PEER;
                 return false;
             }
