@@ -222,7 +222,7 @@ static void collectives(struct side *me)
 }
 
 /* A forked child that closes everything leaves no group in its parent's name. */
-static void collective_forked(struct side *me)
+static void forked_groups(struct side *me)
 {
 	struct member members[2];
 	struct fid_av_set *set;
@@ -446,6 +446,6 @@ const struct group collective_groups[] = {
 	{ "collective_sets", collective_sets },
 	{ "collective_departure", collective_departure },
 	{ "collective_queues", collective_queues },
-	{ "collective_forked", collective_forked },
+	{ "forked_groups", forked_groups },
 	{ NULL, NULL },
 };

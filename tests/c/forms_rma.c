@@ -752,7 +752,7 @@ static void rma_departure(struct side *me)
 }
 
 /* A forked child that closes its parent's region takes nothing from the parent or its peer. */
-static void rma_forked(struct side *me)
+static void forked_region(struct side *me)
 {
 	enum { LEN = 256 * 1024 };
 	char *memory = need(LEN), word = 0;
@@ -814,6 +814,6 @@ const struct group rma_groups[] = {
 	{ "rma_of_targets", rma_of_targets },
 	{ "rma_without_receives", rma_without_receives },
 	{ "rma_departure", rma_departure },
-	{ "rma_forked", rma_forked },
+	{ "forked_region", forked_region },
 	{ NULL, NULL },
 };
