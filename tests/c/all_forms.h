@@ -27,4 +27,7 @@ extern const struct group process_groups[];
 /* Valgrind is at work: fewer rounds, more patience. */
 extern bool slow;
 
+/* A forked child does that and ends, well and within ten seconds. */
+void in_child(void (*work)(void *), void *argument);
+
 #endif

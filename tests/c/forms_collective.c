@@ -6,9 +6,7 @@
 #include <rdma/fi_collective.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
 #define CAPS (FI_MSG | FI_COLLECTIVE)
 #define MEMBERS 4
@@ -99,6 +97,22 @@ static void end(struct side *me, struct member members[2])
 		OK(fi_close(&members[i].ep->fid));
 	OK(fi_close(&eq->fid));
 	side_close(me);
+}
+
+struct groups {
+	struct side *me;
+	struct member *members;
+	struct fid_av_set *set;
+};
+
+static void close_groups(void *argument)
+{
+	struct groups *groups = argument;
+
+	for (int i = 0; i < 2; i++)
+		OK(fi_close(&groups->members[i].mc->fid));
+	OK(fi_close(&groups->set->fid));
+	end(groups->me, groups->members);
 }
 
 static void both_complete(struct side *me, struct member members[2])
@@ -215,10 +229,7 @@ static void collectives(struct side *me)
 	SAME(fi_barrier(members[0].ep, 4711, NULL), -FI_EINVAL);
 	SAME(fi_close(&members[0].ep->fid), -FI_EBUSY);
 	barrier(me);
-	for (int i = 0; i < 2; i++)
-		OK(fi_close(&members[i].mc->fid));
-	OK(fi_close(&set->fid));
-	end(me, members);
+	close_groups(&(struct groups){ me, members, set });
 }
 
 /* A forked child that closes everything leaves no group in its parent's name. */
@@ -232,24 +243,10 @@ static void forked_groups(struct side *me)
 	join(me, members, set);
 	operate(me, members, FI_BARRIER);
 	if (me->rank == 0) {
-		int status;
-
 		/* It runs while the child closes. */
 		for (int i = 0; i < 2; i++)
 			OK(fi_barrier(members[i].ep, fi_mc_addr(members[i].mc), &members[i]));
-		pid_t child = fork();
-
-		CHECK(child >= 0);
-		if (child == 0) {
-			alarm(10);
-			for (int i = 0; i < 2; i++)
-				OK(fi_close(&members[i].mc->fid));
-			OK(fi_close(&set->fid));
-			end(me, members);
-			_exit(0);
-		}
-		SAME(waitpid(child, &status, 0), child);
-		SAME(status, 0);
+		in_child(close_groups, &(struct groups){ me, members, set });
 	}
 	barrier(me);
 	for (int i = 0; i < 2 && me->rank == 1; i++)
@@ -257,10 +254,7 @@ static void forked_groups(struct side *me)
 	both_complete(me, members);
 	for (enum fi_collective_op coll = FI_BARRIER; coll <= FI_GATHER; coll++)
 		operate(me, members, coll);
-	for (int i = 0; i < 2; i++)
-		OK(fi_close(&members[i].mc->fid));
-	OK(fi_close(&set->fid));
-	end(me, members);
+	close_groups(&(struct groups){ me, members, set });
 }
 
 /* Sets are what fi_av_set.3 says: the group of a part of them, and of one member alone. */
@@ -434,10 +428,7 @@ static void collective_waiting(struct side *me)
 	SAME(fi_eq_write(eq, 99, "event", 5, 0), 5);
 	pthread_mutex_unlock(pair.mutex);
 	barrier(me);
-	for (int i = 0; i < 2; i++)
-		OK(fi_close(&members[i].mc->fid));
-	OK(fi_close(&set->fid));
-	end(me, members);
+	close_groups(&(struct groups){ me, members, set });
 }
 
 const struct group collective_groups[] = {

@@ -15,8 +15,7 @@
 
 /* --- forked children --- */
 
-/* A child that closes everything and ends. It must not hang. */
-static void child_closes(struct side *me)
+void in_child(void (*work)(void *), void *argument)
 {
 	int status;
 	pid_t child = fork();
@@ -24,11 +23,22 @@ static void child_closes(struct side *me)
 	CHECK(child >= 0);
 	if (child == 0) {
 		alarm(10);
-		side_close(me);
+		work(argument);
 		_exit(0);
 	}
 	SAME(waitpid(child, &status, 0), child);
 	SAME(status, 0);
+}
+
+static void close_side(void *me)
+{
+	side_close(me);
+}
+
+/* A child that closes everything and ends. */
+static void child_closes(struct side *me)
+{
+	in_child(close_side, me);
 }
 
 /* Waits for the next completion until it is late. */

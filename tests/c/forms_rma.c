@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define CAPS (FI_MSG | FI_TAGGED | FI_RMA | FI_RMA_EVENT | FI_SOURCE)
@@ -751,6 +750,19 @@ static void rma_departure(struct side *me)
 	free(memory);
 }
 
+struct region {
+	struct side *me;
+	struct fid_mr *mr;
+};
+
+static void close_with_region(void *argument)
+{
+	struct region *region = argument;
+
+	close_region(region->mr);
+	side_close(region->me);
+}
+
 /* A forked child that closes its parent's region takes nothing from the parent or its peer. */
 static void forked_region(struct side *me)
 {
@@ -775,20 +787,8 @@ static void forked_region(struct side *me)
 		barrier(me);
 		for (double end = now() + PATIENCE_S; !holds(memory, LEN, round, 0); progress(me))
 			CHECK(now() < end);
-		if (round % 2) {
-			int status;
-			pid_t child = fork();
-
-			CHECK(child >= 0);
-			if (child == 0) {
-				alarm(10);
-				close_region(mr);
-				side_close(me);
-				_exit(0);
-			}
-			SAME(waitpid(child, &status, 0), child);
-			SAME(status, 0);
-		}
+		if (round % 2)
+			in_child(close_with_region, &(struct region){ me, mr });
 		word = (char)(round + 1);
 		POST(me, fi_tsend(me->ep, &word, 1, NULL, me->peer, round, NULL));
 		completion(me->tx);

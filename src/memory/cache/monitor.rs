@@ -267,7 +267,7 @@ impl Monitor {
         caches.iter().for_each(|cache| cache.end_void());
     }
 
-    /// Whoever reads events after this knows of a vigil that has begun before, and alarms.
+    /// The thread that reads events after this knows of a vigil that has begun before, and alarms.
     pub(super) fn await_reader(&self) {
         drop(lock(&self.inner.reading));
     }

@@ -567,7 +567,7 @@ impl Due {
         Ok(())
     }
 
-    /// What is written. Errors: `Again` if it is not copied yet; `Unreachable`.
+    /// The bytes to write. Errors: `Again` if they are not copied yet; `Unreachable`.
     fn source(&mut self, message: &Outbound) -> Result<SegmentList, SendError> {
         if self.parts.is_empty() {
             return Ok(message.payload.segments().slice(self.offset, self.len));
