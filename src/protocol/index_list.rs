@@ -222,6 +222,16 @@ impl<T> IndexList<T> {
         Iter { list: self, at: self.head }
     }
 
+    /// All entries, the newest first.
+    pub(crate) fn iter_back(&self) -> impl Iterator<Item = (Key, &T)> {
+        let mut at = self.tail;
+        std::iter::from_fn(move || {
+            let (index, node) = (at, self.nodes.get(at as usize)?);
+            at = node.prev;
+            node.value.as_ref().map(|value| (Key { index, generation: node.generation }, value))
+        })
+    }
+
     /// The keys of the entries that `wanted` accepts, in order.
     pub(crate) fn keys_where(&self, wanted: impl Fn(&T) -> bool) -> Vec<Key> {
         self.iter().filter(|(_, value)| wanted(value)).map(|(key, _)| key).collect()

@@ -1,4 +1,7 @@
 //! Lists of messages and receives that are searched by tag and source: a short list is walked, a long one has an index.
+//!
+//! A receive that is cancelled is searched by the application's context. That index learns of an entry at the next such
+//! search, and of a removal when it finds the entry gone, so that posting and matching do nothing for it.
 
 #![forbid(unsafe_code)]
 
@@ -103,10 +106,15 @@ impl Chains {
     }
 
     fn remove(&mut self, key: Key) {
-        let place = self.links.get_mut(key.slot() as usize);
-        let Some(link) = place.and_then(|link| link.take_if(|link| link.key == key)) else {
-            return;
-        };
+        if self.has(key) {
+            self.clear(key.slot());
+        }
+    }
+
+    /// Removes what was added for a slot.
+    fn clear(&mut self, slot: u32) {
+        let place = self.links.get_mut(slot as usize);
+        let Some(link) = place.and_then(Option::take) else { return };
         let Link { name, next, prev, .. } = link;
         if let Some(after) = self.link(next) {
             after.prev = prev;
@@ -120,6 +128,12 @@ impl Chains {
             Some(_) if prev == NONE => drop(self.ends.remove(&name)),
             _ => {}
         }
+    }
+
+    /// Whether the entry was added, and not removed since.
+    fn has(&self, key: Key) -> bool {
+        let link = self.links.get(key.slot() as usize).and_then(Option::as_ref);
+        link.is_some_and(|link| link.key == key)
     }
 
     fn first(&self, tag: u64, source: u64) -> Option<&Link> {
@@ -174,11 +188,13 @@ pub(super) struct Queue<T> {
     walked: usize,
     /// Entries that long searches have passed since there was an index last.
     passed: usize,
+    /// Of a long list in which a context was searched: entries by context, but for those that are newer.
+    contexts: Option<Box<Chains>>,
 }
 
 impl<T> Default for Queue<T> {
     fn default() -> Self {
-        Self { list: IndexList::default(), index: None, walked: FEW, passed: 0 }
+        Self { list: IndexList::default(), index: None, walked: FEW, passed: 0, contexts: None }
     }
 }
 
@@ -336,6 +352,50 @@ impl<T> Queue<T> {
         index.added = index.added.max(number);
     }
 
+    /// The first entry with this context.
+    pub(super) fn first_with(
+        &mut self,
+        context: u64,
+        context_of: impl Fn(&T) -> u64,
+    ) -> Option<Key> {
+        let walk = |most: usize| {
+            let mut walked = self.list.iter().take(most);
+            walked.find(|(_, entry)| context_of(entry) == context).map(|(key, _)| key)
+        };
+        if self.list.len() <= FEW {
+            let found = walk(FEW);
+            self.contexts = None;
+            return found;
+        }
+        // The receive that was posted first is often cancelled first.
+        if let Some(soon) = walk(SHORT) {
+            return Some(soon);
+        }
+        let pattern = Pattern { ignore: 0, directed: false };
+        let made = || Box::new(Chains::new(pattern));
+        let mut chains = self.contexts.take().unwrap_or_else(made);
+        if !self.add_newer(&mut chains, &context_of) {
+            return walk(usize::MAX);
+        }
+        let mut found = chains.first(context, ANY_SOURCE).map(|link| link.key);
+        while let Some(gone) = found.filter(|key| self.list.get(*key).is_none()) {
+            chains.remove(gone);
+            found = chains.first(context, ANY_SOURCE).map(|link| link.key);
+        }
+        self.contexts = Some(chains);
+        found
+    }
+
+    /// Adds the entries that are newer than all that `chains` has. False: there is no memory.
+    fn add_newer(&self, chains: &mut Chains, context_of: impl Fn(&T) -> u64) -> bool {
+        let newer = self.list.iter_back().take_while(|(key, _)| !chains.has(*key));
+        let newer: Vec<_> = newer.map(|(key, entry)| (key, context_of(entry))).collect();
+        newer.into_iter().rev().all(|(key, context)| {
+            chains.clear(key.slot());
+            chains.add(key, 0, (context, ANY_SOURCE))
+        })
+    }
+
     fn walk(&mut self, mut wanted: impl FnMut(&T) -> bool) -> Option<Key> {
         let mut passed = 0;
         let found = self.list.iter().find(|(_, entry)| {
@@ -368,6 +428,7 @@ impl<T> Queue<T> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::cell::Cell;
 
     const PATTERNS_TRIED: u64 = 12;
 
@@ -377,6 +438,7 @@ mod tests {
         Find(u64, u64, u64),
         Take(u64, u64, u64),
         Remove(usize),
+        Cancel(u64),
         Rename(u64, u64),
     }
 
@@ -387,6 +449,7 @@ mod tests {
             4 => name.clone().prop_map(|(a, b, c)| Op::Find(a, b, c)),
             3 => name.prop_map(|(a, b, c)| Op::Take(a, b, c)),
             1 => any::<usize>().prop_map(Op::Remove),
+            1 => (0..3u64).prop_map(Op::Cancel),
             1 => (0..3u64, 0..3u64).prop_map(|(a, b)| Op::Rename(a, b)),
         ]
     }
@@ -434,6 +497,12 @@ mod tests {
                         let key = receives.iter().nth(n % receives.len().max(1)).map(|(key, _)| key);
                         key.map(|key| receives.remove(key));
                     }
+                    Op::Cancel(context) => {
+                        let walk = receives.iter().find(|(_, r)| r.0 == context).map(|(k, _)| k);
+                        let receive = receives.first_with(context, |r| r.0);
+                        prop_assert_eq!(receive, walk);
+                        receive.map(|key| receives.remove(key));
+                    }
                     Op::Rename(from, to) => {
                         messages.change(|m| m.1 == from, |m| m.1 = to);
                         receives.change(|r| r.2 == from, |r| r.2 = to);
@@ -471,6 +540,37 @@ mod tests {
             }
         });
         assert!(passed as u64 <= 10 * LONG as u64 * MANY, "{passed}");
+    }
+
+    #[test]
+    fn receives_cancelled_in_any_order_are_found_at_once() {
+        let odd = (0..MANY).filter(|n| n % 2 == 1);
+        let mixed = odd.chain((0..MANY).filter(|n| n % 2 == 0)).rev();
+        let orders: [Vec<u64>; 3] =
+            [(0..MANY).collect(), (0..MANY).rev().collect(), mixed.collect()];
+        for order in orders {
+            let mut queue: Queue<(u64, u64)> = Queue::default();
+            let post = |queue: &mut Queue<_>, context: u64| {
+                queue.push_back((context, 0), || (Some(Pattern::new(0, 0)), (context, 0)))
+            };
+            for context in 0..MANY {
+                post(&mut queue, context);
+            }
+            let looks = Cell::new(0);
+            let of = |receive: &(u64, u64)| {
+                looks.set(looks.get() + 1);
+                receive.0
+            };
+            for context in order {
+                let key = queue.first_with(context, of).unwrap();
+                assert_eq!(queue.remove(key), Some((context, 0)));
+                // Others are posted meanwhile, and go again.
+                let other = post(&mut queue, MANY);
+                assert_eq!(queue.first_with(MANY, of), Some(other));
+                queue.remove(other);
+            }
+            assert!(looks.get() <= 8 * MANY, "{}", looks.get());
+        }
     }
 
     #[test]

@@ -651,8 +651,7 @@ impl Core {
         for tagged in [true, false] {
             let receives = self.matching.receives(self.limits.shares_receives, host);
             let list = receives.posted.of(Space { rx, tagged });
-            let found = list.iter().find(|(_, p)| p.target.context == context);
-            let Some(key) = found.map(|(key, _)| key) else { continue };
+            let Some(key) = list.first_with(context, |p| p.target.context) else { continue };
             let Some(Posted { tag, target, .. }) = list.remove(key) else { continue };
             if receives.withdraw(&target, true) {
                 let envelope = Envelope { tagged, tag, data: None, rx };
