@@ -1,7 +1,7 @@
 //! The departure of a peer: every operation that is pending on it ends with an error.
 
 use super::arrivals::Active;
-use super::matching::Outcome;
+use super::matching::{Departed, Outcome, Unexpected};
 use super::state::Core;
 use super::{Cause, Host};
 use crate::transport::{Departure, PeerId};
@@ -27,9 +27,7 @@ impl Core {
         self.fail_rendezvous_receives(peer, error, host);
         self.end_rma(peer, error, host);
         self.end_collectives(peer, error.0, departure != Departure::Closed);
-        let (matching, mut dropped) = (&mut self.matching, 0);
-        matching.change_messages_of(peer, |message| dropped += message.lose_sender(error.0));
-        matching.bytes -= dropped;
+        self.matching.departed.peers.insert(peer, error.0);
         self.arrivals.pushed.forget(peer);
         let source = self.peers.source(peer, host);
         if departure != Departure::Closed {
@@ -39,7 +37,32 @@ impl Core {
             super::UNKNOWN_SOURCE => {}
             _ if self.limits.shares_receives => host.lost(source),
             _ if departure == Departure::Closed => {}
-            _ => self.fail_directed(source, error, host),
+            _ => {
+                self.matching.departed.sources.insert(source, error);
+            }
+        }
+    }
+
+    /// The poll in which peers may have departed is over, or a peer comes back in it.
+    #[inline]
+    pub(super) fn end_departures(&mut self, host: &mut impl Host) {
+        if !self.matching.departed.peers.is_empty() {
+            self.end_matching(host);
+        }
+    }
+
+    #[cold]
+    fn end_matching(&mut self, host: &mut impl Host) {
+        let Departed { peers, sources } = std::mem::take(&mut self.matching.departed);
+        let mut dropped = 0;
+        let lose = |message: &mut Unexpected| {
+            let error = peers.get(&message.peer).copied();
+            dropped += error.map_or(0, |error| message.lose_sender(error));
+        };
+        self.matching.change_messages_of(|peer| peers.contains_key(&peer), lose);
+        self.matching.bytes -= dropped;
+        if !sources.is_empty() {
+            self.fail_directed(&sources, host);
         }
     }
 

@@ -30,6 +30,7 @@ struct Delivery<'a, H> {
 impl<H: Host> Handler for Delivery<'_, H> {
     fn on_peer(&mut self, peer: PeerId, address: &Address) {
         self.core.stirred = true;
+        self.core.end_departures(self.host);
         self.core.peers.meet(peer, address);
         self.core.peers.mark_alive(peer);
         self.host.met(peer, address);
@@ -80,7 +81,7 @@ impl<H: Host> Handler for Delivery<'_, H> {
             StreamEnd::Incoming => {
                 let Core { arrivals, outbox, counts, matching, .. } = &mut *self.core;
                 arrivals.resume_streamed(peer, outbox, counts);
-                matching.change_messages_of(peer, |message| message.body.end_push());
+                matching.change_messages_of(|of| of == peer, |message| message.body.end_push());
             }
         }
     }
@@ -266,6 +267,7 @@ impl<I: Iface> Engine<I> {
     #[inline(never)]
     fn work(&mut self, taken: usize, host: &mut impl Host) -> Option<usize> {
         self.core.taken += taken;
+        self.core.end_departures(host);
         if taken > 0 && self.core.takes_more() {
             return None;
         }

@@ -6,6 +6,7 @@ use super::packet::Envelope;
 use super::receives::Receives;
 use super::spaces::Spaces;
 use super::{Cause, Host};
+use crate::sys::numbers::NumberMap;
 use crate::telemetry::histogram::Histogram;
 use crate::transport::PeerId;
 use std::collections::HashMap;
@@ -31,6 +32,7 @@ pub(super) struct Matching {
     pub(super) presses: bool,
     /// See [`super::Standing::early_senders`].
     pub(super) early: Histogram,
+    pub(super) departed: Departed,
 }
 
 impl Matching {
@@ -44,6 +46,7 @@ impl Matching {
             claimed: HashMap::new(),
             presses: false,
             early: Histogram::default(),
+            departed: Departed::default(),
         }
     }
 
@@ -73,22 +76,32 @@ impl Matching {
         }
     }
 
-    /// All messages of `peer` that wait for their receives.
+    /// All messages of some peers that wait for their receives.
     pub(super) fn change_messages_of(
         &mut self,
-        peer: PeerId,
+        is_one: impl Fn(PeerId) -> bool,
         mut change: impl FnMut(&mut Unexpected),
     ) {
         let claimed = self.claimed.values_mut();
-        claimed.filter(|message| message.peer == peer).for_each(&mut change);
+        claimed.filter(|message| is_one(message.peer)).for_each(&mut change);
         for list in self.unexpected.lists_mut() {
-            for key in list.keys_where(|message| message.peer == peer) {
+            for key in list.keys_where(|message| is_one(message.peer)) {
                 if let Some(message) = list.get_mut(key) {
                     change(message);
                 }
             }
         }
     }
+}
+
+/// Peers that departed in the current poll. Their messages and the receives from them are looked for at its end: the job
+/// ends for many peers at once, and one walk is for all of them.
+#[derive(Debug, Default)]
+pub(super) struct Departed {
+    /// The error of each.
+    pub(super) peers: NumberMap<PeerId, i32>,
+    /// Why no message of these sources can come, by index in the address book.
+    pub(super) sources: NumberMap<u64, (i32, Cause)>,
 }
 
 /// An unexpected message: it came before its receive.

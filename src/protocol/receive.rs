@@ -13,6 +13,7 @@ use super::spaces::Space;
 use super::state::{Core, Engine};
 use super::{ANY_SOURCE, Cause, Completion, Direction, FI_ETRUNC, Failure, Host, OpError, Report};
 use crate::memory::{Buffers, SegmentList};
+use crate::sys::numbers::NumberMap;
 use crate::telemetry::trace::Kind;
 use crate::transport::{Address, Iface, PeerId};
 
@@ -194,7 +195,7 @@ impl<I: Iface> Engine<I> {
     pub(crate) fn fail_hopeless(&mut self, source: u64, host: &mut impl Host) {
         self.core.stirred = true;
         if let Some(error) = self.core.peers.hopeless(source, host) {
-            self.core.fail_directed(source, error, host);
+            self.core.fail_directed(&NumberMap::from_iter([(source, error)]), host);
         }
     }
 
@@ -671,23 +672,21 @@ impl Core {
         true
     }
 
-    /// Fails the receives that only `source` could have served.
-    pub(super) fn fail_directed(&mut self, source: u64, error: (i32, Cause), host: &mut impl Host) {
+    /// Fails the receives that only these sources could have served.
+    pub(super) fn fail_directed(
+        &mut self,
+        lost: &NumberMap<u64, (i32, Cause)>,
+        host: &mut impl Host,
+    ) {
         for Space { rx, tagged } in self.spaces() {
-            let list = self
-                .matching
-                .receives(self.limits.shares_receives, host)
-                .posted
-                .of(Space { rx, tagged });
-            for key in list.keys_where(|p| p.source == source) {
-                let list = self
-                    .matching
-                    .receives(self.limits.shares_receives, host)
-                    .posted
-                    .of(Space { rx, tagged });
+            let shared = self.limits.shares_receives;
+            let list = self.matching.receives(shared, host).posted.of(Space { rx, tagged });
+            for key in list.keys_where(|p| lost.contains_key(&p.source)) {
+                let list = self.matching.receives(shared, host).posted.of(Space { rx, tagged });
                 let Some(posted) = list.remove(key) else { continue };
+                let Some(error) = lost.get(&posted.source) else { continue };
                 let envelope = Envelope { tagged, tag: posted.tag, data: None, rx };
-                self.fail_posted(&posted, &envelope, error, host);
+                self.fail_posted(&posted, &envelope, *error, host);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! An endpoint with many peers: what it does for one of them does not lead it through all others.
 
-use super::fixture::{LIMITS, Memory, Node, World, receive_op, send_op};
+use super::fixture::{LIMITS, Memory, Node, World, receive_op, send_op, source};
 use super::sim::{Reach, Weather};
 use crate::protocol::index_list::Key;
 use crate::protocol::packet::Packet;
@@ -152,6 +152,40 @@ fn a_departure_with_many_receives_is_one_walk_through_them() {
     world.leave(0, gone);
     world.settle();
     assert_eq!(world.receives(1).len(), PEERS);
+    world.assert_empty();
+}
+
+#[test]
+fn departures_of_many_peers_are_one_walk_through_messages_and_receives() {
+    let limits = Limits { rx_max: PEERS, ..LIMITS };
+    let weather = Weather { get: vec![Reach::On], batch: 10 * PEERS, ..Weather::fair() };
+    let mut world = World::new(PEERS + 1, weather, limits);
+    let (mut from, mut to) = (Memory::pattern(0, 1000), Memory::zeroed(1000));
+    for slot in 1..=PEERS {
+        let peer = world.peer(slot, 0);
+        world.send(slot, &send_op(peer, &mut from, 1)).unwrap();
+    }
+    world.settle();
+    assert_eq!(world.node(0).engine.unexpected(), PEERS);
+    for slot in 1..=PEERS {
+        world.node(0).host.learn(slot);
+        let other = ReceiveOp { tagged: true, source: source(slot), ..receive_op(&mut to, 1) };
+        world.receive(0, &other).unwrap();
+    }
+    for slot in 1..=PEERS {
+        world.leave(slot, Departure::Failed(Errno(libc::EHOSTDOWN)));
+    }
+    let mut ended = 0;
+    let taken = comparisons_of(|| {
+        while ended < PEERS {
+            world.node(0).progress();
+            ended += world.receives(0).len();
+        }
+    });
+    assert!(taken < FEW, "{taken}");
+    (0..PEERS).for_each(|_| world.receive(0, &receive_op(&mut to, 2)).unwrap());
+    let lost = world.receives(0);
+    assert!(lost.len() == PEERS && lost.iter().all(Result::is_err));
     world.assert_empty();
 }
 
