@@ -6,6 +6,7 @@ use crate::ofi::guard::{code, entries, entry, making_entry};
 use crate::ofi::lock::{Guard, Locked};
 use crate::ofi::own::{Object, close as close_object, own};
 use crate::ofi::table::{Operations, SLACK, Slack, Table};
+use crate::sys::numbers::NumberSet;
 use libfabric_sys::{
     FI_ADDR_NOTAVAIL, FI_CLASS_AV_SET, FI_EINVAL, FI_EOPNOTSUPP, FI_UNIVERSE, fi_addr_t,
     fi_av_set_attr, fi_ops, fi_ops_av_set, fid, fid_av, fid_av_set,
@@ -131,6 +132,11 @@ entries! { entry -> c_int;
     close "fi_close(av_set)" (fid: *mut fid) => close_object(fid, |object: &AvSet| object.av.domain.lock.may_close(|_| false));
 }
 
+/// To look for each of many members at little cost.
+fn numbers(members: &[fi_addr_t]) -> NumberSet<fi_addr_t> {
+    members.iter().copied().collect()
+}
+
 /// Combines the members of `src` into `dst`.
 ///
 /// # Safety
@@ -155,11 +161,8 @@ unsafe extern "C" fn union(dst: *mut fid_av_set, src: *const fid_av_set) -> c_in
     // SAFETY: as libfabric calls fi_av_set_union.
     entry("fi_av_set_union", || unsafe {
         combine(dst, src, |members, others| {
-            for other in others {
-                if !members.contains(other) {
-                    members.push(*other);
-                }
-            }
+            let known = numbers(members);
+            members.extend(others.iter().filter(|other| !known.contains(other)));
         })
     })
 }
@@ -167,14 +170,20 @@ unsafe extern "C" fn union(dst: *mut fid_av_set, src: *const fid_av_set) -> c_in
 unsafe extern "C" fn intersect(dst: *mut fid_av_set, src: *const fid_av_set) -> c_int {
     // SAFETY: as libfabric calls fi_av_set_intersect.
     entry("fi_av_set_intersect", || unsafe {
-        combine(dst, src, |members, others| members.retain(|member| others.contains(member)))
+        combine(dst, src, |members, others| {
+            let others = numbers(others);
+            members.retain(|member| others.contains(member));
+        })
     })
 }
 
 unsafe extern "C" fn diff(dst: *mut fid_av_set, src: *const fid_av_set) -> c_int {
     // SAFETY: as libfabric calls fi_av_set_diff.
     entry("fi_av_set_diff", || unsafe {
-        combine(dst, src, |members, others| members.retain(|member| !others.contains(member)))
+        combine(dst, src, |members, others| {
+            let others = numbers(others);
+            members.retain(|member| !others.contains(member));
+        })
     })
 }
 
