@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_thread_was_in_when_a_child_was_forked_is_lost_to_the_child() {
+    fn a_lock_held_during_a_fork_is_lost_to_the_child() {
         for needed in [false, true] {
             let lock = DomainLock::new(needed);
             assert!(!lost_in_a_child(&lock));

@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_target_tells_is_bounded() {
+    fn at_most_told_max_keys_of_a_target_are_kept() {
         let mut granted = Granted::default();
         for key in 0..3 * TOLD_MAX as u64 {
             assert!(
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_worth_advertising_is_asked_for_at_every_16th_short_operation() {
+    fn every_16th_short_operation_asks_for_a_key() {
         let (mut told, asked) = (Told::default(), std::cell::Cell::new(0));
         let mut count = |len, least: Option<u64>| {
             let ask = || {

@@ -277,7 +277,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_sent_is_read(packet in packet()) {
+        fn a_packet_is_decoded_as_it_was_encoded(packet in packet()) {
             let wire = packet.encode();
             prop_assert!(RmaPacket::is_one(wire.as_slice()));
             prop_assert_eq!(RmaPacket::decode(wire.as_slice()), Some(packet));

@@ -133,7 +133,7 @@ fn a_region_that_is_closed_is_not_touched_any_more() {
 }
 
 #[test]
-fn what_was_sent_before_comes_before() {
+fn one_sided_operations_are_carried_out_in_order() {
     let mut world = world(Reach::On, Reach::On);
     let mut region = Memory::zeroed(LEN);
     world.register(1, KEY, &mut region, &BOTH);
@@ -337,7 +337,7 @@ fn a_device_is_not_overtaken() {
 /// A device acknowledges a write before its bytes are in memory: what the target sees later by a message comes after a
 /// flush read.
 #[test]
-fn what_was_written_is_in_memory_before_a_message_says_so() {
+fn a_flush_read_precedes_a_message_after_a_device_write() {
     let mut world = distant(Glazing::none());
     let (mut region, mut flag) = (Memory::zeroed(LEN), Memory::zeroed(8));
     world.register(1, KEY, &mut region, &BOTH);
@@ -538,7 +538,7 @@ fn the_rest_of_a_message_is_not_overtaken_behind_a_fence() {
 }
 
 #[test]
-fn what_a_connection_takes_along_is_done_again() {
+fn accesses_lost_with_a_connection_are_repeated() {
     for next in [Prepared::Ready, Prepared::Later, Prepared::No] {
         let mut world = distant(Glazing { changes: 5, ..Glazing::none() });
         let mut region = Memory::zeroed(LEN);

@@ -174,7 +174,7 @@ fn operands_that_are_injected_are_kept() {
 
 /// More operations than may be in progress, mixed with writes and reads, all in order.
 #[test]
-fn what_waits_keeps_its_place() {
+fn queued_atomics_writes_and_reads_stay_in_order() {
     for atomics in [Some(true), None] {
         let mut world = world(atomics);
         let (mut region, mut one, mut hundred) = (number(0), number(1), number(100));

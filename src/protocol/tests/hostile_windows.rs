@@ -110,7 +110,7 @@ fn windows_are_for_messages_that_wait_to_be_asked_for() {
 }
 
 #[test]
-fn what_goes_as_fragments_is_not_lent_windows() {
+fn a_message_sent_as_fragments_takes_no_window() {
     let mut from = Memory::pattern(0, 100_000);
     let (mut world, tx) = announced(&mut from);
     let end = 100_000;
@@ -126,7 +126,7 @@ fn what_goes_as_fragments_is_not_lent_windows() {
 }
 
 #[test]
-fn what_is_lent_is_filled_by_its_windows_only() {
+fn a_lent_buffer_takes_no_forged_data() {
     let mut begun = Begun::new(glazing());
     let world = &mut begun.world;
     let [(key, tx)] = world

@@ -101,7 +101,7 @@ fn an_offer_ends_with_its_message() {
 }
 
 #[test]
-fn what_cannot_be_read_comes_as_fragments() {
+fn a_message_that_cannot_be_read_comes_as_fragments() {
     let begun = Begun::new(offering());
     begun.world.net.borrow_mut().weather.windows.write_refusals = 100;
     let (windows, fragments, read) = moved(&mut begun.finish());

@@ -288,7 +288,7 @@ fn a_message_that_finds_no_memory_ends_as_an_error() {
 }
 
 #[test]
-fn what_has_left_is_complete_unless_delivery_was_asked_for() {
+fn an_unsolicited_message_completes_at_once_except_with_delivery_complete() {
     for delivery in [false, true] {
         let mut world = lasting_world();
         let peer = world.peer(0, 1);
@@ -311,7 +311,7 @@ fn what_has_left_is_complete_unless_delivery_was_asked_for() {
 }
 
 #[test]
-fn what_is_longer_than_what_is_pushed_waits_for_its_receiver() {
+fn a_message_longer_than_its_unsolicited_part_waits_for_its_receiver() {
     let (get, put) = (vec![Reach::Off], vec![Reach::Off]);
     let weather = Weather { push_max: LEN - 1, outlives: true, get, put, ..Weather::fair() };
     let mut world = World::new(2, weather, LIMITS);
@@ -327,7 +327,7 @@ fn what_is_longer_than_what_is_pushed_waits_for_its_receiver() {
 }
 
 #[test]
-fn what_has_left_outlives_its_sender() {
+fn a_message_received_whole_outlives_its_sender() {
     use Taken::{Claimed, Discarded, DiscardedUnseen, Received};
     let died = Departure::Failed(Errno(libc::EHOSTDOWN));
     for how in [Departure::Closed, died, Departure::Failed(Errno(libc::EPROTO))] {
@@ -417,7 +417,7 @@ fn a_message_that_is_read_in_several_turns_outlives_its_sender() {
 }
 
 #[test]
-fn what_has_left_pends_no_more() {
+fn completed_unsolicited_sends_take_no_room() {
     let mut world = lasting_world();
     let peer = world.peer(0, 1);
     let many = 3 * LIMITS.tx_max;

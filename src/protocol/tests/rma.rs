@@ -103,7 +103,7 @@ fn ranges_are_gathered_and_scattered() {
 }
 
 #[test]
-fn what_is_not_allowed_is_refused_and_changes_nothing() {
+fn a_denied_access_changes_nothing() {
     let keyless = (libc::EKEYREJECTED, Cause::KeyRejected);
     let denied = (libc::EACCES, Cause::AccessDenied);
     let cases: [(u64, u64, &[Right], _); 5] = [

@@ -245,7 +245,7 @@ fn many_messages_share_few_cells() {
 }
 
 #[test]
-fn what_nobody_asked_for_is_dropped() {
+fn forged_offers_of_a_split_copy_are_dropped() {
     let mut begun = Begun::fair();
     let [packet] = begun.world.on_wire(1, 0)[..] else { panic!("{:?}", begun.world.on_wire(1, 0)) };
     let Packet::Cooperate { tx, offset, share, ranges } = packet else { panic!("{packet:?}") };

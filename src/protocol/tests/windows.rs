@@ -168,7 +168,7 @@ fn a_window_does_not_cross_the_border_of_a_segment() {
 }
 
 #[test]
-fn what_does_not_fit_is_not_lent() {
+fn only_the_room_of_the_receive_is_lent() {
     for (room, windows) in [(0, 0), (999, 0), (1000, 1000), (LEN - 1, LEN as u64 - 1)] {
         let mut world = world(glazing(), 2);
         let peer = world.peer(0, 1);
@@ -383,7 +383,7 @@ fn a_send_is_not_complete_before_its_device_has_reported_the_writes() {
 }
 
 #[test]
-fn what_a_peer_has_written_is_there_though_it_leaves_before_that_is_heard() {
+fn a_message_written_before_its_sender_departs_is_received() {
     let mut begun = seen();
     assert_eq!(begun.world.sends(0).len(), 1);
     begun.world.leave(0, Departure::Closed);
