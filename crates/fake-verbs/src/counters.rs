@@ -16,6 +16,7 @@ macro_rules! counters {
 }
 
 counters! {
+    Opened "opened"
     Datagrams "datagrams"
     Received "received"
     Lost "lost"

@@ -33,6 +33,8 @@ pub struct Weather {
     pub flap_after: u32,
     /// The device is removed after so many of the same; 0: never.
     pub removal_after: u32,
+    /// A device that was removed is back after so many milliseconds; 0: never.
+    pub return_ms: u32,
 }
 
 /// The size of the pieces.
@@ -57,6 +59,7 @@ pub const NAMED: &[(&str, &str)] = &[
     ("memlock", "locked=24000000"),
     ("flap", "flap=100"),
     ("removal", "removal=120"),
+    ("return", "removal=120,return=700"),
     (
         "storm",
         "scatter=bus,lazy=20%,repeats=2%,loss=2%,duplication=1%,delay=5%,rnr=3%,failures=0.02%",
@@ -101,6 +104,7 @@ impl Weather {
             "locked" => self.locked_bytes = amount.parse().ok()?,
             "flap" => self.flap_after = amount.parse().ok()?,
             "removal" => self.removal_after = amount.parse().ok()?,
+            "return" => self.return_ms = amount.parse().ok()?,
             _ => return None,
         }
         Some(())

@@ -19,7 +19,7 @@ pub(crate) unsafe extern "C" fn ibv_get_async_event(
     let (fd, id) = unsafe { ((*context).async_fd, id_of(context)) };
     if let Err(errno) = take_count(fd) {
         // The kernel ends the descriptor of a removed device.
-        let removed = nic::with(|nic| nic.is_removed()).unwrap_or(false);
+        let removed = nic::with(|nic| nic.is_removed(id)).unwrap_or(false);
         set_errno(if removed { libc::EIO } else { errno });
         return -1;
     }

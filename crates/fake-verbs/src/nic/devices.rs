@@ -3,7 +3,7 @@
 use super::Nic;
 use super::pair::Pair;
 use super::view::{PortView, view};
-use crate::counters::{Counter, count};
+use crate::counters::{self, Counter, count};
 use crate::personality::Device;
 use crate::settings;
 use crate::sys::Count;
@@ -29,6 +29,8 @@ pub(crate) struct Context {
     device: usize,
     count: Count,
     events: VecDeque<Event>,
+    /// Its device was removed; it does not come back to this context.
+    dead: bool,
 }
 
 /// What an event is of.
@@ -57,7 +59,9 @@ pub(super) struct Climate {
     pub(super) arrived: u32,
     flapped: bool,
     down_until: Option<Instant>,
-    removed: bool,
+    was_removed: bool,
+    /// Until when there are no devices; `None`: for ever.
+    absent: Option<Option<Instant>>,
     /// Events that the program has taken and not acknowledged.
     events_taken: u32,
 }
@@ -72,7 +76,7 @@ impl Nic {
 
     /// Its handle and the descriptor of its events. Error: errno.
     pub(crate) fn open_device(&mut self, device: usize) -> Result<(u32, RawFd), i32> {
-        if self.climate.removed {
+        if self.climate.absent.is_some() {
             return Err(libc::ENODEV);
         }
         if self.personality.devices.get(device).is_some_and(|device| is_closed(device.name)) {
@@ -80,7 +84,9 @@ impl Nic {
         }
         let count = Count::new().ok_or(libc::EMFILE)?;
         let (id, fd) = (self.new_id(), count.fd());
-        self.tables.contexts.insert(id, Context { device, count, events: VecDeque::new() });
+        let context = Context { device, count, events: VecDeque::new(), dead: false };
+        self.tables.contexts.insert(id, context);
+        counters::add(Counter::Opened, 1);
         Ok((id, fd))
     }
 
@@ -95,7 +101,7 @@ impl Nic {
     /// Port `number`, from 1 on.
     pub(crate) fn port(&self, context: u32, number: u8) -> Option<PortView> {
         let port = self.device(context)?.ports.get(usize::from(number.checked_sub(1)?))?;
-        let active = port.active && self.climate.down_until.is_none() && !self.climate.removed;
+        let active = port.active && self.climate.down_until.is_none() && !self.is_removed(context);
         Some(view(port, active, self.host))
     }
 
@@ -145,8 +151,9 @@ impl Nic {
         }
     }
 
-    pub(crate) fn is_removed(&self) -> bool {
-        self.climate.removed
+    /// Whether the device of an open context was removed.
+    pub(crate) fn is_removed(&self, context: u32) -> bool {
+        self.tables.contexts.get(&context).is_none_or(|context| context.dead)
     }
 
     fn raise(&mut self, context: u32, event: Event) {
@@ -177,9 +184,15 @@ impl Nic {
             self.climate.down_until = None;
             self.raise_everywhere(EventKind::Port(1), IBV_EVENT_PORT_ACTIVE);
         }
-        if due(self.weather.removal_after, so_far) && !self.climate.removed {
-            self.climate.removed = true;
+        if due(self.weather.removal_after, so_far) && !self.climate.was_removed {
+            self.climate.was_removed = true;
+            let absent = Duration::from_millis(self.weather.return_ms.into());
+            self.climate.absent = Some((!absent.is_zero()).then(|| Instant::now() + absent));
             self.remove_devices();
+        }
+        if matches!(self.climate.absent, Some(Some(until)) if until < Instant::now()) {
+            self.climate.absent = None;
+            let _ = sysfs::make(&self.directory, self.personality);
         }
     }
 
@@ -194,6 +207,7 @@ impl Nic {
             self.with_pair(number, Self::break_pair);
         }
         self.raise_everywhere(EventKind::Device, IBV_EVENT_DEVICE_FATAL);
+        self.tables.contexts.values_mut().for_each(|context| context.dead = true);
     }
 
     /// Whether a packet on `route` reaches `pair`.

@@ -29,7 +29,8 @@ impl Nic {
             Inline::Max(_) => Some(made.inline),
             Inline::Clamped(most) => Some(made.inline.min(most)),
         };
-        let Some(inline) = inline.filter(|_| known && fits && !self.is_removed()) else {
+        let Some(inline) = inline.filter(|_| known && fits && !self.is_removed(made.context))
+        else {
             count(Counter::Refusals);
             return Err(libc::EINVAL);
         };
@@ -137,11 +138,12 @@ impl Nic {
     /// Posts a request. Errors: EINVAL in a wrong state, or for what the queue pair was not made for; ENOMEM if it is
     /// full.
     pub(crate) fn post_send(&mut self, number: u32, send: Send) -> Result<(), i32> {
-        let removed = self.is_removed();
-        let Some(pair) = self.pairs.get_mut(&number) else {
+        let Some(pair) = self.pairs.get(&number) else {
             violation("a request is posted to a queue pair after its destruction");
         };
         let made = pair.made;
+        let removed = self.is_removed(made.context);
+        let Some(pair) = self.pairs.get_mut(&number) else { return Err(libc::EINVAL) };
         if removed {
             return Err(libc::EIO);
         }

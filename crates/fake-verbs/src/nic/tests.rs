@@ -517,3 +517,25 @@ fn a_full_shared_queue_answers_as_its_driver_does() {
     let mut end = End::new(&run, personality, "calm", Kind::Rc, 1);
     assert_eq!(end.nic.make_shared(end.domain, 5), Err(libc::EOPNOTSUPP));
 }
+
+#[test]
+fn a_device_that_was_removed_comes_back_to_new_contexts_only() {
+    let personality = personality::find("mlx5-roce").unwrap();
+    let run = Run::new(personality);
+    let mut end = End::new(&run, personality, "removal=3,return=50", Kind::Rc, 1);
+    end.nic.climate.arrived = 3;
+    end.nic.change_climate();
+    assert!(end.nic.is_removed(end.context) && end.nic.devices().is_empty());
+    let event = end.nic.next_event(end.context).unwrap();
+    assert_eq!(event.kind, EventKind::Device);
+    end.nic.acknowledge_event(None);
+    assert_eq!(end.nic.open_device(0), Err(libc::ENODEV));
+    std::thread::sleep(Duration::from_millis(60));
+    end.nic.change_climate();
+    let (again, _) = end.nic.open_device(0).unwrap();
+    assert!(end.nic.is_removed(end.context) && !end.nic.is_removed(again));
+    assert!(
+        !end.nic.port(end.context, 1).unwrap().active && end.nic.port(again, 1).unwrap().active
+    );
+    assert!(!end.nic.devices().is_empty());
+}
