@@ -9,18 +9,27 @@ use crate::sys::Errno;
 use crate::sys::numbers::NumberMap;
 use crate::transport::PeerId;
 use crate::transport::net::agreement::message::{End, Message};
+use crate::transport::net::agreement::pause::Failures;
 use crate::transport::net::verbs::aside::{Aside, Crew, Leaving};
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 
-/// How long an answer counts, nanoseconds: the kernel keeps what it knows at least that long.
+/// How long it counts that a port is reached, nanoseconds: the kernel keeps what it knows at least that long.
 const KNOWN_NS: u64 = 10_000_000_000;
-const UNREACHABLE_NS: u64 = 30_000_000_000;
+/// How long it counts that a port is not reached, the first time, nanoseconds. Twice as long after each further answer of
+/// the same: a cable is plugged in again within seconds, or not for long.
+const UNREACHABLE_NS: u64 = 1_000_000_000;
 /// Most ports that are remembered.
 const PORTS_MAX: usize = 4096;
 
-/// A port: until when the answer holds, nanoseconds, and whether it can be reached. `None`: it is being asked for.
-type Known = Option<(u64, bool)>;
+/// What is known of a port.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    /// Until when the answer holds, nanoseconds, and whether it can be reached. `None`: it is being asked for.
+    answer: Option<(u64, bool)>,
+    /// The answers in a row that it cannot.
+    failures: Failures,
+}
 
 /// The answers of the ports of peers, by GID, and the messages that wait for one.
 pub(super) struct Probes {
@@ -87,8 +96,15 @@ impl Probes {
             return Vec::new();
         }
         while let Some((end, reaches)) = self.aside.answer() {
-            let lasts = if reaches { KNOWN_NS } else { UNREACHABLE_NS };
-            self.known.insert(end.gid, Some((now + lasts, reaches)));
+            let known = self.known.entry(end.gid).or_default();
+            let until = if reaches {
+                known.failures = Failures::default();
+                now + KNOWN_NS
+            } else {
+                known.failures.again(now, UNREACHABLE_NS);
+                known.failures.until
+            };
+            known.answer = Some((until, reaches));
         }
         let waiting: Vec<_> = self.waiting.drain().collect();
         waiting.into_iter().filter(|(peer, message)| !self.hold(*peer, message, now)).collect()
@@ -124,9 +140,9 @@ impl Probes {
 
     /// Whether the port of `end` can be reached; `Some(None)`: it is being asked for; `None`: nobody knows.
     fn known(&self, end: &End, now: u64) -> Option<Option<bool>> {
-        match self.known.get(&end.gid)? {
-            Some((until, _)) if *until <= now => None,
-            Some((_, reaches)) => Some(Some(*reaches)),
+        match self.known.get(&end.gid)?.answer {
+            Some((until, _)) if until <= now => None,
+            Some((_, reaches)) => Some(Some(reaches)),
             None => Some(None),
         }
     }
@@ -140,9 +156,9 @@ impl Probes {
             return Some(true); // there is no thread
         }
         if self.known.len() >= PORTS_MAX {
-            self.known.retain(|_, known| known.is_none());
+            self.known.retain(|_, known| known.answer.is_none());
         }
-        self.known.insert(end.gid, None);
+        self.known.entry(end.gid).or_default().answer = None;
         None
     }
 }
@@ -191,11 +207,32 @@ mod tests {
         assert_eq!(settled(&mut probes, 7).len(), 1);
         assert!(!probes.is_asking());
         assert_eq!([1, 2].map(|byte| probes.refuses(&end(byte), 7)), [false, true]);
-        let lasts = 7 + KNOWN_NS;
-        let held = |probes: &mut Probes, n: usize, now| probes.hold(PeerId(9), &asks[n], now);
-        assert_eq!([0, 1].map(|n| held(&mut probes, n, lasts)), [true, false]);
-        assert!(held(&mut probes, 1, 7 + UNREACHABLE_NS), "asked again");
+        let mut held = |n: usize, now| probes.hold(PeerId(9), &asks[n], now);
+        assert!(!held(0, 6 + KNOWN_NS) && held(0, 7 + KNOWN_NS), "asked again");
+        assert!(!held(1, 6 + UNREACHABLE_NS) && held(1, 7 + UNREACHABLE_NS), "asked again");
         drop(go);
+    }
+
+    #[test]
+    fn a_port_that_is_not_reached_is_asked_more_and_more_rarely() {
+        let (go, wait) = channel();
+        let wait = Mutex::new(wait);
+        let mut probes = Probes::start(move |_| wait.lock().unwrap().recv() == Ok(true)).unwrap();
+        let mut pause_after = |reaches: bool, now| {
+            assert!(probes.hold(PeerId(3), &Message::Ask(1, end(2)), now));
+            go.send(reaches).unwrap();
+            settled(&mut probes, now);
+            probes.known[&end(2).gid].answer.unwrap().0 - now
+        };
+        let mut now = 7;
+        let pauses = [false; 8].map(|reaches| {
+            let pause = pause_after(reaches, now);
+            now += pause;
+            pause / 1_000_000_000
+        });
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30, 30]);
+        now += pause_after(true, now);
+        assert_eq!(pause_after(false, now), UNREACHABLE_NS, "it was reached meanwhile");
     }
 
     #[test]
@@ -220,7 +257,8 @@ mod tests {
     fn a_message_that_need_not_wait_replaces_one_that_does() {
         let (mut probes, go) = probes();
         assert!(probes.hold(PeerId(3), &Message::Ask(9, end(2)), 7));
-        probes.known.insert([1; 16], Some((100, true)));
+        let known = Known { answer: Some((100, true)), ..Known::default() };
+        probes.known.insert([1; 16], known);
         assert!(!probes.hold(PeerId(3), &Message::Ready(5, end(1)), 7));
         go.send(()).unwrap();
         assert!(settled(&mut probes, 7).is_empty());
