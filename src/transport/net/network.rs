@@ -28,14 +28,28 @@ impl Network {
     /// on InfiniBand in one partition, and in the same subnet, or in subnets that routers join by the LIDs in their GIDs
     /// ([`flid`]): other routes are known to a subnet manager only.
     pub(crate) fn reaches(self, here: &[u8; 16], other: Self, there: &[u8; 16]) -> bool {
-        match (self, other) {
-            (Self::Roce, Self::Roce) => true,
-            (Self::InfiniBand { pkey: one, .. }, Self::InfiniBand { pkey: two, .. }) => {
-                (here.get(..8) == there.get(..8) || flid(here).is_some() && flid(there).is_some())
-                    && share(one, two)
-            }
-            _ => false,
+        self.obstacle(here, other, there).is_none()
+    }
+
+    /// Why it cannot, and what to do; `None`: it can.
+    pub(crate) fn obstacle(
+        self,
+        here: &[u8; 16],
+        other: Self,
+        there: &[u8; 16],
+    ) -> Option<&'static str> {
+        let (one, two) = match (self, other) {
+            (Self::Roce, Self::Roce) => return None,
+            (Self::InfiniBand { pkey: one, .. }, Self::InfiniBand { pkey: two, .. }) => (one, two),
+            _ => return Some("one is on InfiniBand and the other on Ethernet (FI_UDRV_NIC)"),
+        };
+        let joined = || flid(here).is_some() && flid(there).is_some();
+        if here.get(..8) != there.get(..8) && !joined() {
+            return Some(
+                "they are in different InfiniBand subnets, whose routes only a subnet manager knows; subnets are crossed where GIDs are site-local and have a LID for routers (FLID)",
+            );
         }
+        (!share(one, two)).then_some("they have no partition in common (FI_UDRV_PKEY)")
     }
 
     /// This network of a port at `there`, and its LID in packets from a port at `here`, if in its own subnet that is `lid`.
@@ -131,8 +145,10 @@ mod tests {
         let mut without = there;
         without[4..6].fill(0);
         for other in [local, without] {
-            assert!(!of(false).reaches(&here, of(false), &other));
-            assert!(!of(false).reaches(&other, of(false), &here));
+            for (one, two) in [(here, other), (other, here)] {
+                let why = of(false).obstacle(&one, of(false), &two);
+                assert!(why.is_some_and(|why| why.contains("subnet")), "{why:?}");
+            }
         }
         assert_eq!(Network::Roce.across(0, &here, &there), (Network::Roce, 0));
     }

@@ -50,7 +50,12 @@ impl Place {
 
     /// Whether `there` can be reached from here at all.
     pub(super) fn reaches(&self, there: &Self) -> bool {
-        self.network.reaches(&self.gid, there.network, &there.gid)
+        self.obstacle(there).is_none()
+    }
+
+    /// Why it cannot, and what to do; `None`: it can.
+    pub(super) fn obstacle(&self, there: &Self) -> Option<&'static str> {
+        self.network.obstacle(&self.gid, there.network, &there.gid)
     }
 
     fn encode(&self) -> [u8; PLACE_LEN] {

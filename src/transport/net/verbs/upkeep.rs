@@ -83,11 +83,9 @@ impl Rdma {
             return;
         }
         self.counts.silent += 1;
-        let cause = if self.place.reaches(&place) {
-            "path challenges get no answer: look at rails (FI_UDRV_NIC), VLANs, the MTU of switches, and filters of UDP port 4791"
-        } else {
-            "it is on another network, subnet or partition (FI_UDRV_NIC, FI_UDRV_PKEY)"
-        };
+        let cause = self.place.obstacle(&place).unwrap_or(
+            "path challenges get no answer: look at rails (FI_UDRV_NIC), VLANs, the MTU of switches, and filters of UDP port 4791",
+        );
         let name = self.port.device.as_ref().map_or("", |device| device.name());
         if self.own.settings.policy == RdmaPolicy::Require {
             log::limited!(
