@@ -1,6 +1,7 @@
 //! Completion queues, and the channel that signals their entries.
 
-use super::device::{Context, set_nonblocking};
+use super::context::Context;
+use super::device::set_nonblocking;
 use super::owned::{Owned, check};
 use crate::sys::errno::{Errno, Result};
 use rdma_core_sys::{
@@ -94,6 +95,7 @@ impl Cq {
         let mut attr: ibv_cq_init_attr_ex = unsafe { std::mem::zeroed() };
         attr.cqe = entries;
         attr.channel = events;
+        attr.cq_context = context.mark();
         attr.comp_vector = context.vector() as u32;
         attr.wc_flags = u64::from(IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_SRC_QP);
         // SAFETY: a live context and channel. An ibv_cq_ex begins as an ibv_cq and is destroyed as one.
@@ -107,9 +109,8 @@ impl Cq {
                 let entries = entries as i32;
                 // SAFETY: a live context and channel.
                 let raw = unsafe {
-                    let none = std::ptr::null_mut();
-                    let raw =
-                        (verbs.create_cq)(raw_context, entries, none, events, context.vector());
+                    let (mark, vector) = (context.mark(), context.vector());
+                    let raw = (verbs.create_cq)(raw_context, entries, mark, events, vector);
                     Owned::new(raw, verbs.destroy_cq)
                 }?;
                 (raw, false)

@@ -1,18 +1,19 @@
 //! Devices, and the facts that they report.
 
+use super::context::Context;
+use super::events::DeviceEvent;
 use super::fork;
 use super::library::{Verbs, class, verbs};
 use super::owned::{Owned, check};
 use crate::sys::errno::{Errno, Result};
 use crate::sys::net::PciAddress;
-use crate::sys::process::{self, Home};
+use crate::sys::process;
 use rdma_core_sys::{
-    IBV_NODE_CA, IBV_NODE_RNIC, IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_WRITE,
-    IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP, ibv_context, ibv_device, ibv_device_attr,
-    ibv_device_attr_ex, ibv_pd, ibv_query_device_ex,
+    IBV_NODE_CA, IBV_NODE_RNIC, IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP, ibv_device, ibv_device_attr,
+    ibv_pd,
 };
 use std::ffi::CStr;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -28,13 +29,6 @@ pub(crate) struct DeviceList {
 pub(crate) struct Device<'a> {
     list: &'a DeviceList,
     raw: *mut ibv_device,
-}
-
-/// The context of an open device.
-pub(super) struct Context {
-    raw: Owned<ibv_context>,
-    pub(super) verbs: &'static Verbs,
-    home: Home,
 }
 
 /// A protection domain.
@@ -118,6 +112,17 @@ impl Device<'_> {
         states.peek().is_some() && states.all(|state| !state.contains("ACTIVE"))
     }
 
+    /// The speed of its fastest active port as sysfs shows it, Mbit/s; `None`: it shows none.
+    pub(crate) fn listed_mbps(&self) -> Option<u64> {
+        let ports = std::fs::read_dir(class().join(self.name()).join("ports")).ok()?;
+        let active = |port: &PathBuf| {
+            let state = std::fs::read_to_string(port.join("state"));
+            state.is_ok_and(|state| state.contains("ACTIVE"))
+        };
+        let speed = |port: PathBuf| mbps(&std::fs::read_to_string(port.join("rate")).ok()?);
+        ports.flatten().map(|port| port.path()).filter(active).filter_map(speed).max()
+    }
+
     /// Whether it is an InfiniBand or RoCE adapter. Error: what it is instead.
     pub(crate) fn is_adapter(&self) -> std::result::Result<(), &'static str> {
         // SAFETY: a device of a live list.
@@ -131,33 +136,52 @@ impl Device<'_> {
         }
     }
 
-    /// Opens it. Errors: EACCES, EPERM, EMFILE, ENODEV, ENOMEM …
+    /// Opens it, unless this process has it open already. Errors: EACCES, EPERM, EMFILE, ENODEV, ENOMEM …
     pub(crate) fn open(&self) -> Result<OpenDevice> {
         let verbs = self.list.verbs;
-        // SAFETY: a device of a live list; the context is closed after everything made from it, which
-        // holds it.
-        let raw = unsafe { Owned::new((verbs.open_device)(self.raw), verbs.close_device) }?;
-        let home = Home::here();
-        let context = Context { raw, verbs, home };
-        // Reading asynchronous events must not block.
-        // SAFETY: a live context; the member does not change.
-        set_nonblocking(unsafe { (*context.as_ptr()).async_fd })?;
-        Ok(OpenDevice { name: self.name(), node: self.node(), context: Arc::new(context) })
+        let context = Context::of(verbs, (self.name(), self.node()), || {
+            // SAFETY: a device of a live list; the context is closed after everything made from it, which holds it.
+            let raw = unsafe { Owned::new((verbs.open_device)(self.raw), verbs.close_device) }?;
+            // Reading asynchronous events must not block.
+            // SAFETY: a live context; the member does not change.
+            set_nonblocking(unsafe { (*raw.as_ptr()).async_fd })?;
+            Ok(raw)
+        })?;
+        Ok(OpenDevice { context })
     }
 }
 
-/// An open device.
+/// An open device. Clones are one user of it, which hears of its events.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenDevice {
-    pub(super) name: String,
-    /// Its directory in sysfs, which exists as long as the device may be used.
-    pub(super) node: Option<PathBuf>,
     pub(super) context: Arc<Context>,
 }
 
 impl OpenDevice {
     pub(crate) fn name(&self) -> &str {
-        &self.name
+        self.context.name()
+    }
+
+    /// Both are users of one open device.
+    #[cfg(test)]
+    pub(crate) fn shares(&self, other: &Self) -> bool {
+        self.context.as_ptr() == other.context.as_ptr()
+    }
+
+    /// The descriptors that are readable when there may be an event for this user. Errors: EMFILE, ENFILE, ENOMEM.
+    pub(crate) fn events(&self) -> Result<[BorrowedFd<'_>; 2]> {
+        self.context.descriptors()
+    }
+
+    /// The next event for this user. Makes a system call. Errors: the device is gone (EIO).
+    pub(crate) fn take_event(&self) -> Result<Option<DeviceEvent>> {
+        self.context.take_event()
+    }
+
+    /// True while the system shows the device. If its driver cannot take a removed device away from processes, the
+    /// removal waits until they have closed it; the only sign of that is that its node disappears.
+    pub(crate) fn is_there(&self) -> bool {
+        self.context.is_there()
     }
 
     /// Queries its facts. Errors: the driver's.
@@ -171,7 +195,7 @@ impl OpenDevice {
         // SAFETY: fw_ver is a C string.
         let firmware = unsafe { CStr::from_ptr(attr.fw_ver.as_ptr()) }.to_string_lossy();
         let number = |id: u32| (id != 0).then(|| format!("0x{id:04x}"));
-        let place = class().join(&self.name).join("device");
+        let place = class().join(self.name()).join("device");
         let file = |what: &str| std::fs::read_to_string(place.join(what)).ok();
         let device = std::fs::canonicalize(&place).ok();
         let last = |path: PathBuf| Some(path.file_name()?.to_string_lossy().into_owned());
@@ -193,7 +217,7 @@ impl OpenDevice {
     /// The traffic class that the administrator gave all RoCE connections of a port (`cma_roce_tos`, or the driver's
     /// file `tc`), if any.
     pub(crate) fn traffic_class(&self, port: u8) -> Option<u8> {
-        let file = class().join(&self.name).join(format!("tc/{port}/traffic_class"));
+        let file = class().join(self.name()).join(format!("tc/{port}/traffic_class"));
         traffic_class(&std::fs::read_to_string(file).ok()?)
     }
 
@@ -207,49 +231,6 @@ impl OpenDevice {
     pub(crate) fn is_soft(&self) -> bool {
         let vendor = self.facts().ok().and_then(|facts| facts.vendor_id);
         vendor.as_deref() == Some(SOFT_ROCE)
-    }
-}
-
-impl Context {
-    #[inline]
-    pub(super) fn as_ptr(&self) -> *mut ibv_context {
-        self.raw.as_ptr()
-    }
-
-    /// The completion vector for a new queue: by the calling processor, so that the interrupts of many processes do not
-    /// all go to one.
-    pub(super) fn vector(&self) -> i32 {
-        // SAFETY: a live context, whose member does not change; the call takes nothing.
-        let (count, processor) =
-            unsafe { ((*self.as_ptr()).num_comp_vectors, libc::sched_getcpu()) };
-        if count > 0 && processor > 0 { processor % count } else { 0 }
-    }
-
-    /// Whether the device pages on demand what connections write and read: a registration shows at any time what is
-    /// mapped at its addresses then, and pins nothing.
-    pub(super) fn pages_on_demand(&self) -> bool {
-        const NEEDED: u32 = IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ;
-        // SAFETY: a live context; all zeroes is a valid ibv_device_attr_ex, which the call fills.
-        let caps = unsafe {
-            let mut attr: ibv_device_attr_ex = std::mem::zeroed();
-            match ibv_query_device_ex(self.as_ptr(), &mut attr) {
-                0 => attr.odp_caps,
-                _ => return false,
-            }
-        };
-        caps.general_caps & u64::from(IBV_ODP_SUPPORT) != 0
-            && caps.per_transport_caps.rc_odp_caps & NEEDED == NEEDED
-    }
-
-    /// This process opened it.
-    pub(super) fn is_at_home(&self) -> bool {
-        self.home.is_here()
-    }
-}
-
-impl std::fmt::Debug for Context {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.raw.fmt(f)
     }
 }
 
@@ -274,6 +255,12 @@ fn traffic_class(text: &str) -> Option<u8> {
     number.trim().parse().ok()
 }
 
+/// The speed in a file such as `2.5 Gb/sec (1X SDR)`, Mbit/s.
+fn mbps(text: &str) -> Option<u64> {
+    let gbps: f64 = text.split_whitespace().next()?.parse().ok()?;
+    (gbps > 0.0).then_some((gbps * 1000.0) as u64)
+}
+
 /// Makes `fd` non-blocking.
 pub(super) fn set_nonblocking(fd: RawFd) -> Result<()> {
     // SAFETY: flags of a descriptor that the caller has open.
@@ -287,6 +274,13 @@ pub(super) fn set_nonblocking(fd: RawFd) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_speed_of_a_port_is_read() {
+        assert_eq!(mbps("2.5 Gb/sec (1X SDR)\n"), Some(2500));
+        assert_eq!(mbps("400 Gb/sec (4X NDR)\n"), Some(400_000));
+        assert_eq!(["", "0 Gb/sec", "none"].map(mbps), [None; 3]);
+    }
 
     #[test]
     fn the_global_traffic_class_is_read() {

@@ -1,8 +1,6 @@
 //! Asynchronous events of a device (ibv_get_async_event(3)): a queue pair broke, a port went down, an
 //! address changed, or the device itself is gone.
 
-use super::device::OpenDevice;
-use crate::sys::errno::{Errno, Result};
 use rdma_core_sys::{
     IBV_EVENT_CLIENT_REREGISTER, IBV_EVENT_COMM_EST, IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL,
     IBV_EVENT_GID_CHANGE, IBV_EVENT_LID_CHANGE, IBV_EVENT_PATH_MIG, IBV_EVENT_PATH_MIG_ERR,
@@ -11,7 +9,6 @@ use rdma_core_sys::{
     IBV_EVENT_SQ_DRAINED, IBV_EVENT_SRQ_ERR, IBV_EVENT_SRQ_LIMIT_REACHED, IBV_EVENT_WQ_FATAL,
     ibv_async_event, ibv_event_type,
 };
-use std::os::fd::BorrowedFd;
 
 /// The subject of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,45 +35,33 @@ pub(crate) struct DeviceEvent {
     pub(crate) about: About,
 }
 
-impl OpenDevice {
-    /// The descriptor that is readable when there is an event.
-    pub(crate) fn events(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor lives as long as the context; the member does not change.
-        unsafe { BorrowedFd::borrow_raw((*self.context.as_ptr()).async_fd) }
-    }
-
-    /// The next event. Makes a system call. Errors: the device is gone (EIO).
-    pub(crate) fn take_event(&self) -> Result<Option<DeviceEvent>> {
-        // A forked child would take its parent's events.
-        if !self.context.is_at_home() {
-            return Ok(None);
-        }
-        let verbs = self.context.verbs;
-        // SAFETY: all zeroes is a valid ibv_async_event.
-        let mut raw: ibv_async_event = unsafe { std::mem::zeroed() };
-        // SAFETY: a live context, whose descriptor does not block, and room for one event.
-        if unsafe { (verbs.get_async_event)(self.context.as_ptr(), &mut raw) } != 0 {
-            return match Errno::last() {
-                Errno(libc::EAGAIN | libc::EINTR) => Ok(None),
-                errno => Err(errno),
-            };
-        }
-        let event = read(&raw);
-        // SAFETY: the event just taken. Unacknowledged events would keep objects from being destroyed.
-        unsafe { (verbs.ack_async_event)(&mut raw) };
-        Ok(Some(event))
-    }
-
-    /// True while the system shows the device. If its driver cannot take a removed device away from processes, the
-    /// removal waits until they have closed it; the only sign of that is that its node disappears.
-    pub(crate) fn is_there(&self) -> bool {
-        self.node.as_ref().is_none_or(|node| node.exists())
-    }
+/// The event, and the number of the user that made the object that it is of; 0: it is of none, or of an unknown one.
+pub(super) fn read(event: &ibv_async_event) -> (DeviceEvent, usize) {
+    let (name, about): (_, fn(&ibv_async_event) -> About) = kind(event.event_type);
+    (DeviceEvent { name, about: about(event) }, user(event))
 }
 
-fn read(event: &ibv_async_event) -> DeviceEvent {
-    let (name, about): (_, fn(&ibv_async_event) -> About) = kind(event.event_type);
-    DeviceEvent { name, about: about(event) }
+fn user(event: &ibv_async_event) -> usize {
+    let of = event.element;
+    // SAFETY: the type says what the event is of; the object cannot be destroyed before it is acknowledged.
+    let mark = unsafe {
+        match event.event_type {
+            IBV_EVENT_CQ_ERR => of.cq.as_ref().map(|cq| cq.cq_context),
+            IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => {
+                of.srq.as_ref().map(|srq| srq.srq_context)
+            }
+            IBV_EVENT_QP_FATAL
+            | IBV_EVENT_QP_REQ_ERR
+            | IBV_EVENT_QP_ACCESS_ERR
+            | IBV_EVENT_QP_LAST_WQE_REACHED
+            | IBV_EVENT_PATH_MIG
+            | IBV_EVENT_PATH_MIG_ERR
+            | IBV_EVENT_COMM_EST
+            | IBV_EVENT_SQ_DRAINED => of.qp.as_ref().map(|qp| qp.qp_context),
+            _ => None,
+        }
+    };
+    mark.map_or(0, |mark| mark.addr())
 }
 
 /// The name of an event type, and the function that reads such an event.
@@ -136,13 +121,14 @@ mod tests {
             (IBV_EVENT_SM_CHANGE, "SM_CHANGE", About::Nothing),
         ] {
             raw.event_type = kind;
-            assert_eq!(read(&raw), DeviceEvent { name, about });
+            assert_eq!(read(&raw), (DeviceEvent { name, about }, 0));
         }
         // SAFETY: all zeroes is a valid ibv_qp.
         let mut qp: rdma_core_sys::ibv_qp = unsafe { std::mem::zeroed() };
-        qp.qp_num = 17;
+        (qp.qp_num, qp.qp_context) = (17, std::ptr::without_provenance_mut(5));
         (raw.event_type, raw.element.qp) = (IBV_EVENT_QP_FATAL, &mut qp);
-        assert_eq!(read(&raw).about, About::BrokenQueuePair(17));
+        let broken = DeviceEvent { name: "QP_FATAL", about: About::BrokenQueuePair(17) };
+        assert_eq!(read(&raw), (broken, 5));
         let names: std::collections::HashSet<_> = (0..20).map(|number| kind(number).0).collect();
         assert_eq!(names.len(), 20, "each has its own");
     }

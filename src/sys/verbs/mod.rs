@@ -7,6 +7,7 @@
 //! `ibv_fork_init` changes the whole process, which belongs to the application, so it is called on kernels before 5.12
 //! only (`fork.rs`). MADV_DONTFORK keeps this library's rings from children, on any kernel.
 
+mod context;
 mod cq;
 mod device;
 mod events;
@@ -25,7 +26,7 @@ mod rc_shared;
 mod srq;
 mod ud;
 
-pub(crate) use device::{DeviceList, OpenDevice};
+pub(crate) use device::{Device, DeviceList, OpenDevice};
 pub(crate) use events::{About, DeviceEvent};
 pub(crate) use fork::{copies_at_fork, fork_hazard};
 pub(crate) use library::{names, present, shows};

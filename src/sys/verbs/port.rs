@@ -133,7 +133,7 @@ impl OpenDevice {
 
     /// The same as the kernel lists them in sysfs, for a library that cannot ask for them.
     fn listed_gids(&self, number: u8) -> Vec<Gid> {
-        let port = class().join(&self.name).join(format!("ports/{number}"));
+        let port = class().join(self.name()).join(format!("ports/{number}"));
         let read = |what: &str, index: u8| {
             let text = std::fs::read_to_string(port.join(what).join(index.to_string())).ok()?;
             Some(text.trim().to_owned())

@@ -164,6 +164,7 @@ impl UdQp {
         let verbs = pd.context.verbs;
         // SAFETY: all zeroes is a valid ibv_qp_init_attr_ex.
         let mut attr: ibv_qp_init_attr_ex = unsafe { std::mem::zeroed() };
+        attr.qp_context = pd.context.mark();
         attr.send_cq = send.as_ptr();
         attr.recv_cq = receive.as_ptr();
         attr.cap = cap;
@@ -187,6 +188,7 @@ impl UdQp {
         let verbs = pd.context.verbs;
         // SAFETY: all zeroes is a valid ibv_qp_init_attr.
         let mut attr: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
+        attr.qp_context = pd.context.mark();
         attr.send_cq = send.as_ptr();
         attr.recv_cq = receive.as_ptr();
         attr.cap = cap;

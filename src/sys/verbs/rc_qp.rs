@@ -123,6 +123,7 @@ impl<L> RcQp<L> {
         let verbs = queues.pd.context.verbs;
         // SAFETY: all zeroes is a valid ibv_qp_init_attr.
         let mut attr: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
+        attr.qp_context = queues.pd.context.mark();
         attr.send_cq = queues.cq.as_ptr();
         attr.recv_cq = queues.cq.as_ptr();
         attr.srq = queues.srq.as_ref().map_or(null_mut(), |srq| srq.as_ptr());

@@ -30,7 +30,7 @@ impl Srq {
             return Err(Errno(libc::ENOSYS));
         };
         let attr = ibv_srq_attr { max_wr: depth, max_sge: 1, srq_limit: 0 };
-        let mut attr = ibv_srq_init_attr { srq_context: null_mut(), attr };
+        let mut attr = ibv_srq_init_attr { srq_context: pd.context.mark(), attr };
         // SAFETY: a live domain, which is held; the queue is destroyed after its queue pairs: they hold it.
         let raw = unsafe { Owned::new(create(pd.as_ptr(), &mut attr), destroy) }?;
         // A driver may give more than it was asked for, or less; one that says nothing gives what it was asked for.

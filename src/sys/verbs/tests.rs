@@ -2,6 +2,7 @@
 //! exist.
 
 mod rc;
+mod sharing;
 
 use super::*;
 use crate::sys::Errno;

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 type Keep = std::sync::Arc<()>;
 
 struct End {
+    device: OpenDevice,
     port: RcPort,
     events: Vec<RcEvent>,
     lid: u16,
@@ -45,7 +46,7 @@ fn end(change: impl Fn(&mut RcSettings)) -> Option<End> {
     let rc = RcPort::open(&device, settings).unwrap();
     // Not all devices have shared receives (irdma); all have the others.
     assert!(settings.shared || !rc.settings().shared);
-    Some(End { port: rc, events: Vec::new(), lid: port.lid, gid: gid.raw })
+    Some(End { device, port: rc, events: Vec::new(), lid: port.lid, gid: gid.raw })
 }
 
 fn ends(shared: bool) -> Option<(End, End)> {
@@ -153,6 +154,34 @@ fn segments_are_put_together() {
     let got = unsafe { std::slice::from_raw_parts(target.as_ptr().add(5), most * 3001) };
     assert!(got == parts(most).concat());
     assert_eq!(a.events(1).len(), 1);
+}
+
+/// The double reports that a queue pair with shared receives has broken; real devices too, but for soft-RoCE.
+#[test]
+fn a_queue_pair_that_breaks_is_reported_to_the_user_that_made_it() {
+    let Some((mut a, mut b)) = ends(true) else { return };
+    if a.device.is_soft() {
+        return eprintln!("skipped: soft-RoCE does not report it");
+    }
+    assert!(a.device.shares(&b.device));
+    let (mut from, to) = connect(&mut a, &mut b);
+    let (source, target) = (noise(100, 1), vec![0u8; 100]);
+    let (mr, remote) =
+        (a.register(&source, Permission::Read), b.register(&target, Permission::RemoteWrite));
+    let at = target.as_ptr().expose_provenance() as u64;
+    drop(to);
+    // SAFETY: `source` and `target` live until the connection ends.
+    unsafe { from.post(&local(&source, &mr), at, remote.rkey(), Announced(1), Keep::default()) }
+        .unwrap();
+    assert!(matches!(a.events(1)[..], [RcEvent::Failed { .. }]));
+    // The other user looks first, and takes what is not its own.
+    let mut heard = [Vec::new(), Vec::new()];
+    for _ in 0..10 {
+        for (end, heard) in [&b, &a].into_iter().zip(&mut heard) {
+            heard.extend(end.device.take_event().unwrap().map(|event| event.name));
+        }
+    }
+    assert_eq!(heard, [vec![], vec!["QP_LAST_WQE_REACHED"]]);
 }
 
 #[test]

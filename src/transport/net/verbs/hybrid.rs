@@ -402,6 +402,11 @@ impl HybridLink {
         self.rdma = Some(Box::new(rdma));
     }
 
+    /// The device in use.
+    pub(crate) fn device(&self) -> Option<OpenDevice> {
+        self.rdma.as_ref()?.port.device.clone()
+    }
+
     /// Breaks the queue pair, as a device would.
     pub(crate) fn break_queue_pair(&mut self) {
         self.rdma.as_mut().unwrap().link.as_mut().unwrap().break_queue_pair();

@@ -6,6 +6,7 @@
 
 mod allocations;
 mod aside;
+mod candidates;
 mod choice;
 pub(crate) mod config;
 mod found;
@@ -33,9 +34,8 @@ pub(super) use named::{addresses_of, with_device};
 
 use crate::sys::net::{Nic, RdmaFacts, interfaces};
 use crate::sys::per_process::PerProcess;
-use crate::sys::topology::numa_distance;
 use crate::sys::verbs::{
-    AhSettings, DeviceList, GidKind, IpVersion, LinkLayer, Marks, OpenDevice, Port, UdPort,
+    AhSettings, Device, DeviceList, GidKind, IpVersion, LinkLayer, Marks, OpenDevice, Port, UdPort,
     UdSettings, flow_label, names, present,
 };
 use crate::sys::{Errno, clock, process};
@@ -47,6 +47,7 @@ use crate::transport::net::bulk::ways::Ways;
 use crate::transport::net::network::Network;
 use crate::transport::net::rv;
 use crate::transport::net::rv::config::RvPolicy;
+use candidates::{Listed, listed, opened};
 use choice::{Candidate, Choice, Wish, choose};
 use config::{NicName, RdmaPolicy, RdmaSettings};
 use introduction::{Place, qkey};
@@ -316,31 +317,97 @@ fn search(
     qkey: u32,
     slots: impl Fn(&Port) -> (u32, u32),
 ) -> (Option<Found>, Vec<String>) {
-    let (devices, mut refused) = candidates(&settings.nics);
-    let list: Vec<Candidate> = devices.iter().map(|(_, candidate)| candidate.clone()).collect();
-    let own: Vec<IpAddr> = interfaces().into_iter().map(|interface| interface.ip).collect();
-    let wish = Wish { nics: &settings.nics, pkey: settings.pkey, ip: me.0.ip(), own: &own, spread };
-    let (choices, unfit) = choose(&list, &wish);
-    refused.extend(unfit);
-    let (mut failed, mut connecting) = (None, None);
-    let mut choices = choices.into_iter();
-    while let Some(choice) = choices.next() {
-        let device = devices.iter().find(|(device, _)| device.name() == choice.device);
-        let Some((device, _)) = device else { continue };
-        let mut at = at_of(&choice, device, marks_of(settings, device, &choice.port));
-        let (cause, why) = match open_at(&at, &choice, qkey, slots(&choice.port)) {
+    if settings.nics.is_empty() && me.0.ip().is_loopback() {
+        let unneeded = |name| format!("{name} is not needed on the loopback interface");
+        return (None, names().into_iter().map(unneeded).collect());
+    }
+    let list = match DeviceList::new() {
+        Ok(list) => list,
+        Err(errno) => return (None, vec![format!("RDMA devices cannot be listed: {errno}")]),
+    };
+    let Listed { mut tiers, refused } = listed(&list, &settings.nics);
+    if tiers.is_empty() {
+        tiers.push(Vec::new());
+    }
+    let has = |tier: &[Device<'_>], nic: &NicName| tier.iter().any(|it| it.name() == nic.device);
+    let (mut found, failed, connecting) = (None, None, None);
+    let mut search = Search { settings, me, spread, qkey, failed, connecting, refused };
+    for (nth, tier) in tiers.iter().enumerate() {
+        if found.is_some() {
+            let slower = tier.iter().map(|device| format!("{} is slower", device.name()));
+            search.refused.extend(slower);
+            continue;
+        }
+        // What is nowhere is missed once.
+        let nowhere = |nic: &NicName| nth == 0 && !tiers.iter().any(|tier| has(tier, nic));
+        let counts = |nic: &&NicName| has(tier, nic) || nowhere(nic);
+        let nics: Vec<NicName> = settings.nics.iter().filter(counts).cloned().collect();
+        found = search.in_tier(tier, &nics, &slots);
+    }
+    search.end(found)
+}
+
+/// A search for a port that works.
+struct Search<'a> {
+    settings: &'a RdmaSettings,
+    me: &'a Address,
+    spread: Spread,
+    qkey: u32,
+    /// The first failure: its errno, and in words.
+    failed: Option<(i32, String)>,
+    /// The first port that has only connections: one with datagrams is preferred, also if it is slower.
+    connecting: Option<Found>,
+    /// Why ports are not used.
+    refused: Vec<String>,
+}
+
+impl Search<'_> {
+    /// Among the ports of the devices `tier`, of which `nics` are wanted.
+    fn in_tier(
+        &mut self,
+        tier: &[Device<'_>],
+        nics: &[NicName],
+        slots: &impl Fn(&Port) -> (u32, u32),
+    ) -> Option<Found> {
+        let settings = self.settings;
+        let devices = opened(tier, &mut self.refused);
+        let list: Vec<Candidate> = devices.iter().map(|(_, candidate)| candidate.clone()).collect();
+        let own: Vec<IpAddr> = interfaces().into_iter().map(|interface| interface.ip).collect();
+        let (pkey, ip, spread) = (settings.pkey, self.me.0.ip(), self.spread);
+        let (choices, unfit) = choose(&list, &Wish { nics, pkey, ip, own: &own, spread });
+        self.refused.extend(unfit);
+        let mut choices = choices.into_iter();
+        while let Some(choice) = choices.next() {
+            let device = devices.iter().find(|(device, _)| device.name() == choice.device);
+            let Some((device, _)) = device else { continue };
+            let at = at_of(&choice, device, marks_of(settings, device, &choice.port));
+            if let Some(found) = self.at(at, choice, slots) {
+                let unused = choices.map(|it| format!("{it} could be used too: {}", it.reason));
+                self.refused.extend(unused);
+                return Some(found);
+            }
+        }
+        None
+    }
+
+    /// At the port of `choice`, if it works and has datagrams.
+    fn at(
+        &mut self,
+        mut at: At,
+        choice: Choice,
+        slots: &impl Fn(&Port) -> (u32, u32),
+    ) -> Option<Found> {
+        let (cause, why) = match open_at(&at, &choice, self.qkey, slots(&choice.port)) {
             Ok(port) => {
                 at.place.number = port.number();
-                refused.extend(
-                    choices.map(|next| format!("{next} could be used too: {}", next.reason)),
-                );
-                return (Some(Found { choice, at, port: Some(port), others: Vec::new() }), refused);
+                return Some(Found { choice, at, port: Some(port), others: Vec::new() });
             }
-            Err(errno) if has_no_kind(errno) && connecting.is_none() => {
-                match rc::connects(&at, settings) {
+            Err(errno) if has_no_kind(errno) && self.connecting.is_none() => {
+                match rc::connects(&at, self.settings) {
                     Ok(()) => {
-                        connecting = Some(Found { choice, at, port: None, others: Vec::new() });
-                        continue;
+                        let found = Found { choice, at, port: None, others: Vec::new() };
+                        self.connecting = Some(found);
+                        return None;
                     }
                     Err(other) => {
                         (errno, format!("no UD queue pairs ({errno}), and no RC ones ({other})"))
@@ -349,77 +416,27 @@ fn search(
             }
             Err(errno) => (errno, registrar::reason(errno, process::locked_memory_limit())),
         };
-        failed.get_or_insert_with(|| (cause.0, format!("{choice} ({why})")));
-        refused.push(format!("{choice} does not work: {why}"));
+        self.failed.get_or_insert_with(|| (cause.0, format!("{choice} ({why})")));
+        self.refused.push(format!("{choice} does not work: {why}"));
+        None
     }
-    if connecting.is_some() {
-        return (connecting, refused);
+
+    /// The result, and why other ports are not used.
+    fn end(self, found: Option<Found>) -> (Option<Found>, Vec<String>) {
+        let found = found.or(self.connecting);
+        if let Some((cause, what)) = self.failed.filter(|_| found.is_none()) {
+            log::limited!(
+                cause: cause,
+                "no RDMA through {what}: data goes over UDP, which is slower; FI_UDRV_RDMA=off says that this is wanted"
+            );
+        }
+        (found, self.refused)
     }
-    if let Some((cause, what)) = failed {
-        log::limited!(
-            cause: cause,
-            "no RDMA through {what}: data goes over UDP, which is slower; FI_UDRV_RDMA=off says that this is wanted"
-        );
-    }
-    (None, refused)
 }
 
 /// Whether `errno` is that of ibv_create_qp(3) for a kind that the driver does not have.
 fn has_no_kind(errno: Errno) -> bool {
     matches!(errno.0, libc::EINVAL | libc::EOPNOTSUPP)
-}
-
-/// The names of all adapters, also of those that are down; `None`: they cannot be listed.
-fn adapters() -> Option<Vec<String>> {
-    let list = DeviceList::new().ok()?;
-    let usable = list.iter().filter(|device| device.is_adapter().is_ok());
-    Some(usable.map(|device| device.name()).collect())
-}
-
-/// All ports of all devices that `nics` names (empty: any), opened, and the reasons why others are missing.
-fn candidates(nics: &[NicName]) -> (Vec<(OpenDevice, Candidate)>, Vec<String>) {
-    let (mut all, mut refused) = (Vec::new(), Vec::new());
-    let list = match DeviceList::new() {
-        Ok(list) => list,
-        Err(errno) => return (all, vec![format!("RDMA devices cannot be listed: {errno}")]),
-    };
-    for device in list.iter() {
-        let name = device.name();
-        if let Err(why) = device.is_adapter() {
-            refused.push(format!("{name} {why}"));
-            continue;
-        }
-        if !nics.is_empty() && !nics.iter().any(|nic| nic.device == name) {
-            refused.push(format!("{name} is not in FI_UDRV_NIC"));
-            continue;
-        }
-        if device.is_down() {
-            refused.push(format!("{name} has no active port"));
-            continue;
-        }
-        let opened = device.open().and_then(|device| Ok((device.facts()?, device)));
-        let (facts, device) = match opened {
-            Ok(opened) => opened,
-            Err(errno) => {
-                refused.push(format!("{name} cannot be opened: {errno}"));
-                continue;
-            }
-        };
-        for number in 1..=facts.ports {
-            let asked = device.port(number).and_then(|port| Ok((port, device.gids(number)?)));
-            match asked {
-                Ok((port, gids)) => {
-                    let distance = facts.numa_node.and_then(numa_distance);
-                    let partitions = device.partitions(&port);
-                    let candidate =
-                        Candidate { device: name.clone(), port, gids, partitions, distance };
-                    all.push((device.clone(), candidate));
-                }
-                Err(errno) => refused.push(format!("{name}:{number} does not answer: {errno}")),
-            }
-        }
-    }
-    (all, refused)
 }
 
 /// Opens a queue pair there, and tests an address handle for its own address, as for a peer's.

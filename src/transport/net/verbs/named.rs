@@ -1,6 +1,6 @@
 //! Devices that an application selects by the domain's name, as other providers name their domains.
 
-use super::candidates;
+use super::candidates::candidates;
 use super::config::{NicName, RdmaPolicy};
 use crate::config::Config;
 use crate::sys::net::interfaces;
@@ -21,7 +21,7 @@ fn device_named(name: &str) -> Option<NicName> {
 /// See [`crate::transport::Transport::addresses_of`]: RoCE's GIDs. Opens the device.
 pub(crate) fn addresses_of(name: &str) -> Vec<IpAddr> {
     let Some(nic) = device_named(name) else { return Vec::new() };
-    let (devices, _) = candidates(std::slice::from_ref(&nic));
+    let devices = candidates(std::slice::from_ref(&nic));
     devices
         .iter()
         .filter(|(_, port)| {

@@ -5,12 +5,13 @@
 //! from there: the peer needs nothing but its own port. So that not both sides change ports at the same time, the one
 //! with the higher address waits for another round.
 
+use super::candidates::adapters;
 use super::config::{NicName, RdmaSettings};
 use super::found::Reached;
 use super::hybrid::Rdma;
 use super::introduction::Place;
+use super::reopen;
 use super::spot::Spot;
-use super::{adapters, reopen};
 use crate::transport::Address;
 use crate::transport::net::agreement::pause::PAUSE_NS;
 

@@ -8,7 +8,7 @@ use super::link::UdLink;
 use super::silence::Step;
 use super::{At, Made, reopen};
 use crate::sys::process;
-use crate::sys::verbs::{About, DeviceEvent};
+use crate::sys::verbs::{About, DeviceEvent, OpenDevice};
 use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::net::link::Link;
@@ -114,9 +114,7 @@ impl Rdma {
     }
 
     fn on_event(&mut self, event: DeviceEvent, now: u64) {
-        let Some(device) = &self.port.device else { return };
         let name = event.name;
-        log::info(format_args!("{} says {name} ({:?})", device.name(), event.about));
         match event.about {
             About::BrokenQueuePair(number) if number == self.place.number => {
                 self.give_up(name, now);
@@ -140,7 +138,7 @@ impl Rdma {
     fn lose_device(&mut self, why: &str, now: u64) {
         self.give_up(why, now);
         if let Some(device) = self.port.device.take() {
-            self.port.watch.remove(device.events());
+            self.unwatch(&device);
         }
     }
 
@@ -198,7 +196,7 @@ impl Rdma {
             link.lend(pool.clone());
         }
         if let Some(old) = self.port.device.replace(made.at.device.clone()) {
-            self.port.watch.remove(old.events());
+            self.unwatch(&old);
         }
         self.place = made.at.place;
         self.settle(Some(made.at));
@@ -220,12 +218,20 @@ impl Rdma {
 
     /// Registers the device's descriptors, so that they wake sleepers.
     pub(super) fn watch_device(&mut self) {
-        let link = self.link.as_ref().map(UdLink::fd);
-        let device = self.port.device.as_ref().map(|device| device.events());
-        for fd in [link, device].into_iter().flatten() {
-            if let Err(errno) = self.port.watch.add(fd, 0) {
-                log::limited!(cause: errno.0, "{} is not woken by its device: {errno}", self.own.me);
-            }
+        let add = |fd| self.port.watch.add(fd, 0);
+        let datagrams = self.link.as_ref().map_or(Ok(()), |link| add(link.fd()));
+        let events = self.port.device.as_ref().map_or(Ok(()), |device| {
+            device.events().and_then(|events| events.into_iter().try_for_each(add))
+        });
+        if let Err(errno) = datagrams.and(events) {
+            log::limited!(cause: errno.0, "{} is not woken by its device: {errno}", self.own.me);
+        }
+    }
+
+    /// The events of `device` wake no sleeper any more.
+    fn unwatch(&self, device: &OpenDevice) {
+        for fd in device.events().into_iter().flatten() {
+            self.port.watch.remove(fd);
         }
     }
 

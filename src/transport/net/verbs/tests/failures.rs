@@ -245,3 +245,35 @@ fn a_sleeper_hears_of_its_device() {
     }
     assert!(pair.goes_direct(40), "{:?}", pair.rdma());
 }
+
+/// The devices that the endpoints use.
+fn devices<'a>(ends: impl IntoIterator<Item = &'a End>) -> Vec<OpenDevice> {
+    ends.into_iter().map(|end| end.net.core.enter().unwrap().link.device().unwrap()).collect()
+}
+
+/// `shared` in scripts/fake-verbs counts how often they open it.
+#[test]
+fn endpoints_of_a_process_share_the_device() {
+    let Some(ip) = address() else { return };
+    let ends: Vec<End> = (0..64).map(|_| End::open(ip, RdmaPolicy::Require)).collect();
+    let devices = devices(&ends);
+    assert!(devices.iter().all(|device| device.shares(&devices[0])));
+}
+
+/// Under `shared` in scripts/fake-verbs, whose weather takes the device away and brings it back.
+#[test]
+fn a_device_that_comes_back_is_used_again_by_all_endpoints_of_a_process() {
+    let Some(ip) = address() else { return };
+    if std::env::var_os("FAKE_VERBS_WEATHER").is_none_or(|weather| weather != "return") {
+        return eprintln!("skipped: the device stays");
+    }
+    let mut pair = Pair::open(ip, &settings(RdmaPolicy::Require));
+    let before = devices(&pair.ends);
+    assert!(before[0].shares(&before[1]));
+    assert!(pair.until(60, |pair| pair.rdma().iter().all(|rdma| rdma.made > 0)));
+    assert!(pair.goes_direct(40), "{:?}", pair.rdma());
+    let after = devices(&pair.ends);
+    assert!(after[0].shares(&after[1]) && !after[0].shares(&before[0]));
+    assert_eq!(pair.rdma().map(|rdma| rdma.made), [1, 1], "it was removed once");
+    assert!(before.iter().all(|device| !device.is_there()) && after[0].is_there());
+}
