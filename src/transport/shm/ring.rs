@@ -237,7 +237,11 @@ impl<M: Storage> Producer<M> {
         if let Some(growth) = &mut self.growth {
             if growth.is_due(self.bulk_tail) {
                 let next = self.geometry.more_than(growth.room).min(self.next_lap);
-                growth.grow(&self.memory, self.geometry, next, false);
+                // Two that answer each other use the payload buffers alone, and need no more bulk space.
+                let first = growth.room == ROOMS[0] && self.places.is_some();
+                if !first || !growth.reserve_places(&self.memory, self.geometry) {
+                    growth.grow(&self.memory, self.geometry, next, false);
+                }
                 growth.since = self.bulk_tail;
             }
         }
@@ -271,7 +275,10 @@ impl<M: Storage> Producer<M> {
         while (room as usize) < bytes && room < self.next_lap {
             room = self.geometry.more_than(room);
         }
-        self.grow_to(room.min(self.next_lap), must);
+        // With enough room the link grows with what it carries: see change_lap.
+        if room > growth.room || room > self.lap {
+            self.grow_to(room.min(self.next_lap), must);
+        }
     }
 
     /// The next larger room, where the present one is full of messages that the receiver has not consumed: it may not

@@ -107,16 +107,18 @@ impl Growth {
         }
     }
 
-    /// Reserves the payload buffers, which stay: the peer may own some.
-    pub(super) fn reserve_places<M: Storage>(&mut self, memory: &M, of: Geometry) {
+    /// Reserves the payload buffers, which stay: the peer may own some. False: they were reserved before, or cannot be.
+    pub(super) fn reserve_places<M: Storage>(&mut self, memory: &M, of: Geometry) -> bool {
         let bytes = of.len() - of.places_at();
-        if !self.places && self.budget.take(bytes) {
-            self.places = memory.reserve(of.places_at(), bytes);
-            match self.places {
-                true => self.kept = bytes,
-                false => self.budget.give(bytes),
-            }
+        if self.places || !self.budget.take(bytes) {
+            return false;
         }
+        self.places = memory.reserve(of.places_at(), bytes);
+        match self.places {
+            true => self.kept = bytes,
+            false => self.budget.give(bytes),
+        }
+        self.places
     }
 
     /// Whether nothing was sent for some checks.
@@ -149,7 +151,7 @@ impl Drop for Growth {
 #[cfg(test)]
 mod tests {
     use super::super::super::layout::LAVISH;
-    use super::super::{Consumer, Popped, Producer};
+    use super::super::{Area, Consumer, Popped, Producer};
     use super::*;
     use crate::sys::shared_memory::{ALONE, SharedMemory};
     use proptest::prelude::*;
@@ -364,6 +366,42 @@ mod tests {
         assert!((3..10).contains(&count) && other.tx.sizes() == sizes, "{count}");
         for i in 0..count {
             assert_eq!(other.pop(), Some((8000, i as u8)));
+        }
+    }
+
+    #[test]
+    fn messages_that_have_room_do_not_put_off_growth() {
+        let mut link = link(4 << 20);
+        for _ in 0..12 {
+            link.tx.grow_for(256 << 10, false);
+            assert!(link.push(64 << 10, 1));
+            assert_eq!((link.pop(), link.pop()), (Some((64 << 10, 1)), None));
+        }
+        assert_eq!(link.tx.sizes().bulk, LAVISH.bulk);
+    }
+
+    #[test]
+    fn ends_that_answer_each_other_need_no_more_than_the_payload_buffers() {
+        let (mut a, mut b) = (link(4 << 20), link(4 << 20));
+        for ((tx, rx), end) in [((&mut a.tx, &mut b.rx), 1), ((&mut b.tx, &mut a.rx), 2)] {
+            let ours = Area::new(tx.memory().clone(), LAVISH, end);
+            let theirs = Area::new(rx.memory().clone(), LAVISH, 3 - end);
+            tx.share_places(ours.clone(), theirs.clone());
+            rx.share_places(theirs, ours);
+        }
+        let send = |tx: &mut Producer, rx: &mut Consumer, back: &mut Producer| {
+            tx.push_bulk(&[], 4096, |to: &mut [u8]| to.fill(7)).unwrap();
+            let popped = rx.pop(|_, payload| assert_eq!(payload, [7; 4096]));
+            assert!(matches!(popped, Popped::Handed(handed) if back.receive(&handed)));
+            assert!(matches!(rx.pop(|_, _| ()), Popped::Empty));
+        };
+        for _ in 0..2000 {
+            send(&mut a.tx, &mut a.rx, &mut b.tx);
+            send(&mut b.tx, &mut b.rx, &mut a.tx);
+        }
+        for link in [&a, &b] {
+            assert_eq!(link.tx.sizes().bulk, ROOMS[0]);
+            assert!(link.tx.recycles && link.bytes() < 400 << 10, "{}", link.bytes());
         }
     }
 
