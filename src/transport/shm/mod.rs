@@ -246,16 +246,16 @@ impl Shm {
             self.inbound.fetch(numbers.get(i + AHEAD).into_iter());
             let Some(link) = self.inbound.parked(number) else { continue };
             let taken = link.take_batch::<true>(&mut self.outbound, &mut self.due, handler);
-            if taken == 0 {
-                continue;
-            }
             n += taken;
+            // One that cannot be mapped now, too.
             if link.consumer.has_message() {
                 self.inbound.set_again(number);
             } else {
                 link.consumer.announce_some();
             }
-            self.inbound.found(number, self.waiting.sleeping);
+            if taken > 0 {
+                self.inbound.found(number, self.waiting.sleeping);
+            }
         }
         self.inbound.reuse(numbers);
         n
