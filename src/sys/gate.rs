@@ -57,6 +57,10 @@ impl Gate {
 
     /// When this returns true, no copy can begin any more; copies that have begun continue. False: the kernel failed.
     pub(crate) fn close(&self) -> bool {
+        #[cfg(test)]
+        if STUCK.get() {
+            return false;
+        }
         let page = self.words.as_ptr().cast();
         // SAFETY: the page that `new` mapped; this process does not access it any more.
         let closed = unsafe { libc::mprotect(page, page_size(), libc::PROT_NONE) } == 0;
@@ -72,6 +76,12 @@ impl Gate {
     pub(crate) fn is_open(&self) -> bool {
         !self.closed.load(Ordering::Relaxed)
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// For tests: as if the kernel had no memory to protect a page of this thread.
+    pub(crate) static STUCK: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@
 //! | ring sender, sleeper | sequence, SLEEPING | full fences; the first sleep waits for WAITS (`SETTLES_NS`) | yes |
 //! | senders of parked links, their receiver (`shm::hints`) | bits of links, summary | read-modify-writes, the summary last, and first to be taken; a link is looked at for `SETTLES_NS` after it is parked | yes |
 //! | ends of a split copy | work descriptor | release, acquire; the kernel copies before its caller's release | yes |
-//! | direct access, its end | REACHING, EPOCH (`shm::words`) | a full fence in both | yes |
+//! | direct access, its end | REACHING, EPOCH or CLOSED (`shm::words`) | a full fence in both | yes |
 //! | owner, visitor (`sys::biased`) | `inside`, `reasons` | [`light`], [`heavy`] | yes |
 //! | monitor, owner of a domain (`sys::alarm`) | `reasons`, `applying` | read-modify-writes; the kernel orders the alarm before the end of the call that changed memory | no |
 //! | fi_cq_signal, a blocking read (`ofi::source`) | `signaled` | eventfd's lock: it is set before the ring, and read after the silence | no |

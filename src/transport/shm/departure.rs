@@ -267,19 +267,22 @@ impl Shm {
         }
         ended.pids.push(link.pid);
         ended.met = true;
+        ended.add(&link.consumer);
+        // First: from then on the sender begins no copy, see `reaching`.
+        if self.is_owner() {
+            link.consumer.abandon();
+        }
         link.end_sharing();
         if let Some(unsettled) = link.end_reaching() {
             self.reaching.unsettled.push(unsettled);
             self.settle();
         }
-        ended.add(&link.consumer);
         // The rest of a corrupt ring is unreadable.
         if error != Some(Errno(libc::EPROTO)) {
             let (peer, consumer) = (link.peer, &mut link.consumer);
             ended.read_rest(peer, &format_args!("peer {}", peer.0), consumer, handler);
         }
         if self.is_owner() {
-            link.consumer.abandon();
             link.ring();
         }
         log::info(format_args!(

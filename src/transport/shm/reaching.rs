@@ -2,8 +2,9 @@
 //! memory becomes its owner's alone again.
 //!
 //! The sender of a link makes REACHING odd, reads EPOCH, copies, and makes REACHING even. The receiver changes EPOCH,
-//! then reads REACHING. So one of the two sees the other. A receiver that reads an odd number waits, because the owner
-//! may reuse the memory at once. The sender may be in one of these states:
+//! then reads REACHING. So one of the two sees the other. A copy without a key, at an address that a message told, reads
+//! CLOSED instead, which a receiver that takes the link down sets before it reads REACHING. A receiver that reads an odd
+//! number waits, because the owner may reuse the memory at once. The sender may be in one of these states:
 //!
 //! 1. *Copying.* That ends by itself: a copy is bounded, and a process is not stopped within a system call.
 //! 2. *Ended.* The hang-up of its socket says so, or the kernel by its process id.
@@ -37,13 +38,20 @@ use crate::transport::{
 };
 use std::sync::atomic::Ordering;
 
-/// Unsettled peers of endpoints that have closed, whose gates are closed.
-static LEFT: PerProcess<Vec<Unsettled>> = PerProcess::new();
+/// Unsettled peers of endpoints that have closed.
+static LEFT: PerProcess<Vec<Left>> = PerProcess::new();
+
+/// `open`: its gate could not be closed.
+#[derive(Debug)]
+struct Left {
+    peer: Unsettled,
+    open: bool,
+}
 
 /// Whether no peer of an endpoint that has closed is in the middle of a copy.
 pub(super) fn are_left_settled() -> bool {
     let mut left = LEFT.lock();
-    left.retain(|one| one.is_busy(false));
+    left.retain(|one| one.peer.is_busy(one.open));
     left.is_empty()
 }
 
@@ -74,12 +82,15 @@ impl Shm {
 
     /// The endpoint closes before all peers have settled. The domain keeps the regions that they may access.
     pub(super) fn leave_unsettled(&mut self) {
-        if !self.reaching.unsettled.is_empty() && !self.reaching.gate.is_open() {
-            LEFT.lock().append(&mut self.reaching.unsettled);
+        if !self.reaching.unsettled.is_empty() {
+            let open = self.reaching.gate.is_open();
+            let left = self.reaching.unsettled.drain(..).map(|peer| Left { peer, open });
+            LEFT.lock().extend(left);
         }
     }
 
-    /// One copy between `local` and memory of `peer`, a read if `reads`. With an epoch, only while that is valid.
+    /// One copy between `local` and memory of `peer`, a read if `reads`. With an epoch, only while that is valid; without
+    /// one, only until the peer has taken the link down, which this side learns later: Again.
     pub(super) fn copy(
         &self,
         peer: PeerId,
@@ -97,11 +108,14 @@ impl Shm {
         if let Some(words) = &words {
             words.begin();
         }
-        let valid =
-            epoch.is_none_or(|epoch| words.as_ref().is_some_and(|words| words.is_valid(epoch)));
-        let moved = match valid {
-            false => Err(STALE),
-            true => {
+        let barred = match epoch {
+            Some(epoch) if words.as_ref().is_some_and(|words| words.is_valid(epoch)) => None,
+            Some(_) => Some(STALE),
+            None => out.producer.consumer_closed().then_some(SendError::Again),
+        };
+        let moved = match barred {
+            Some(error) => Err(error),
+            None => {
                 let (ranges, n) = local.ranges();
                 let (ranges, way) = (ranges.get(..n).unwrap_or_default(), link.entrance());
                 let proven = if reads { Ok(()) } else { link.prove() };
@@ -243,14 +257,15 @@ fn tell_when(moved: Result<usize, Errno>) -> Result<usize, SendError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::{End, linked};
+    use super::super::fixture::{Deaf, End, linked};
     use super::super::layout::REACHING;
     use super::*;
+    use crate::sys::gate::STUCK;
     use crate::sys::shared_memory::SharedMemory;
-    use crate::transport::Messages;
     use crate::transport::loopback::Loopback;
     use crate::transport::settling::SETTLE_NS;
     use crate::transport::shm::config::CmaPolicy;
+    use crate::transport::{Messages, Transport};
     use std::sync::Arc;
     use std::time::Instant;
 
@@ -363,6 +378,30 @@ mod tests {
     }
 
     #[test]
+    fn no_copy_begins_over_a_link_that_the_other_end_has_taken_down() {
+        for closes in [false, true] {
+            let (mut mine, mut theirs) = ([1u8; 100], [2u8; 100]);
+            let Some(linked) = with_region(&mut mine, &mut theirs) else { return };
+            let ([(mut a, peer), (mut b, back)], local, _) = linked;
+            theirs = [3; 100];
+            let bare = Remote { key: RemoteKey::ADDRESSES, offset: list(&mut theirs).1.addr };
+            // The end of the endpoint where its gate cannot be closed, or that of the link.
+            STUCK.set(true);
+            if closes {
+                drop(b);
+            } else {
+                b.shm.due.end(back);
+                b.turn(&mut Deaf);
+                assert!(!b.shm.hears(back));
+            }
+            STUCK.set(false);
+            assert_eq!(a.shm.put(peer, &local, &bare, WRITE), Err(SendError::Again), "{closes}");
+            assert_eq!(a.shm.get(peer, &local, &bare, 0), Err(SendError::Again), "{closes}");
+            assert_eq!((mine, theirs), ([1; 100], [3; 100]));
+        }
+    }
+
+    #[test]
     fn nothing_is_written_into_the_process_that_has_the_id_of_one_that_ended() {
         let (mut mine, mut theirs) = ([1u8; 100], [2u8; 100]);
         let Some(linked) = with_region(&mut mine, &mut theirs) else { return };
@@ -429,6 +468,19 @@ mod tests {
         drop(b);
         assert!(!are_left_settled());
         word.atomic(REACHING).unwrap().fetch_add(1, Ordering::SeqCst);
+        assert!(settle(|_| are_left_settled()));
+    }
+
+    #[test]
+    fn a_stopped_peer_of_an_endpoint_whose_gate_stays_open_is_still_known() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let ([_a, b], _word, _) = copying(child.id() as i32);
+        STUCK.set(true);
+        drop(b);
+        STUCK.set(false);
+        assert!(!are_left_settled(), "it may begin its copy when it goes on");
+        child.kill().unwrap();
+        child.wait().unwrap();
         assert!(settle(|_| are_left_settled()));
     }
 }

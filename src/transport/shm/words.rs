@@ -1,5 +1,6 @@
 //! The two words of a link by which its ends agree whether the sender may copy from or to the receiver's memory. Each
-//! side writes one, passes a full fence and reads the other's.
+//! side writes one, passes a full fence and reads the other's. A sender without a key reads CLOSED, a flag of the ring, in
+//! place of EPOCH; the receiver sets it before [`Words::void`].
 
 use super::layout::{EPOCH, REACHING};
 use crate::sys::order::{self, Word};
