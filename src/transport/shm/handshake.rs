@@ -135,6 +135,10 @@ impl Shm {
             self.due.urgent = true;
             return Err(NOT_YET);
         }
+        // The same for those that it left in refused links.
+        if self.inbound_of(peer).is_none() && self.has_left_refused(peer) {
+            return Err(NOT_YET);
+        }
         if self.inbound_of(peer).is_some_and(|link| link.pid != pid || link.has_ended()) {
             // The link is from another incarnation than the one that listens now: end that one first.
             self.due.stale.push(peer);
@@ -196,7 +200,11 @@ impl Shm {
                 );
                 return false;
             }
-            Ours::Same if self.inbound_of(peer).is_none() => {}
+            Ours::Same if self.inbound_of(peer).is_none() => {
+                if self.out(peer).is_none() && self.has_left_refused(peer) {
+                    self.see_refused_off(peer, handler);
+                }
+            }
             Ours::Same | Ours::Earlier => self.depart(peer, None, handler),
         }
         if let Some(bell) = &self.bell {

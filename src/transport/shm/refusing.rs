@@ -41,12 +41,23 @@ impl Shm {
         if self.out(peer).is_some() || self.inbound_of(peer).is_some() {
             return 0;
         }
+        self.see_refused_off(peer, handler);
+        1
+    }
+
+    /// Whether `peer` has left messages in refused links, which it cannot take back any more.
+    pub(super) fn has_left_refused(&self, peer: PeerId) -> bool {
+        let left = |one: &Refused| one.peer == peer && one.is_left() && !one.segment.has_moved();
+        self.door.refused.iter().any(left)
+    }
+
+    /// Delivers what `peer`, with which there is no link, has left in refused ones, and reports its departure.
+    pub(super) fn see_refused_off(&mut self, peer: PeerId, handler: &mut impl Handler) {
         let mut ended = Ended::default();
         self.read_refused(peer, &mut ended, handler);
         // The sends of what it had refused have failed.
         self.returned.retain(|one| one.peer != peer);
         handler.on_departure(peer, ended.departure());
-        1
     }
 
     /// Delivers the messages that `peer` wrote into refused links, and can take back no more. `ended`: what the links tell
@@ -258,6 +269,28 @@ mod tests {
         let mut expected: Vec<Heard> = LENS.into_iter().map(Came).collect();
         expected.push(Left(Departure::Closed));
         assert_eq!(hears(&mut b), expected);
+    }
+
+    #[test]
+    fn what_an_earlier_life_left_in_a_refused_link_comes_before_there_is_a_link_with_the_next() {
+        for to_it in [false, true] {
+            let (a, mut b, _) = refused(false, NO_DESCRIPTOR);
+            refuse(&mut b, None);
+            let mut a = a.next_life();
+            let mut expected: Vec<Heard> = LENS.into_iter().map(Came).collect();
+            expected.push(Left(Departure::Closed));
+            if to_it {
+                let back = b.peers.intern(&a.me).unwrap();
+                assert_eq!(b.shm.link(back, &a.me), Ok(Contact::Later));
+                assert_eq!(hears_the_end(&mut b), expected);
+                b.connect(&a);
+            } else {
+                send(&mut a, &b, &[7]);
+                expected.push(Came(7));
+                assert_eq!(hears(&mut b), expected);
+            }
+            assert!(b.shm.door.refused.is_empty());
+        }
     }
 
     #[test]
