@@ -202,7 +202,7 @@ impl Shm {
         }
     }
 
-    /// Takes both links to `peer` down, and first delivers everything in its ring, however much. Without an error, the
+    /// Takes both links to `peer` down, and first delivers everything in its ring, however much it had written. Without an error, the
     /// sender's CLOSING word tells an orderly close from a death. The peer may live: it is told. `None`: there was no link.
     pub(super) fn take_down(
         &mut self,
@@ -406,7 +406,8 @@ impl Ended {
         self.broken |= consumer.producer_broke();
     }
 
-    /// Delivers what is in the ring of a producer that is gone, or of which we accept no more messages.
+    /// Delivers what is in the ring of a producer that is gone, or of which we accept no more messages: it may live, and go
+    /// on sending.
     pub(super) fn read_rest(
         &mut self,
         peer: PeerId,
@@ -414,7 +415,7 @@ impl Ended {
         consumer: &mut Consumer,
         handler: &mut impl Handler,
     ) {
-        loop {
+        for _ in 0..consumer.slots() {
             match consumer.pop(|header, data| handler.on_message(peer, header, data)) {
                 Popped::Message | Popped::Handed(_) => {}
                 Popped::Empty if consumer.has_message() => {
@@ -444,6 +445,7 @@ mod tests {
     use crate::sys::process::Home;
     use crate::sys::shared_memory::ALONE;
     use crate::transport::shm::config::CmaPolicy;
+    use crate::transport::shm::layout::LAVISH;
     use crate::transport::{Contact, Messages, Mode, Transport};
 
     const DIED: Departure = Departure::Failed(Errno(libc::EHOSTDOWN));
@@ -575,6 +577,37 @@ mod tests {
             return;
         }
         assert_eq!(left, [Left(Departure::Failed(Errno(libc::ENOMEM)))]);
+    }
+
+    /// Sends another message for each one that it hears.
+    struct Flood {
+        from: End,
+        to: PeerId,
+        heard: u32,
+    }
+
+    impl Handler for Flood {
+        fn on_peer(&mut self, _: PeerId, _: &crate::transport::Address) {}
+        fn on_message(&mut self, _: PeerId, _: &[u8], _: &[u8]) {
+            self.heard += 1;
+            if self.heard < 3 * LAVISH.slots {
+                self.from.shm.send(self.to, Mode::Short, b"header", 0, |_, _| ()).unwrap();
+            }
+        }
+        fn on_departure(&mut self, _: PeerId, _: Departure) {}
+        fn is_owed(&self, _: PeerId) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn one_that_goes_on_sending_holds_up_the_end_of_its_link_for_one_ring_only() {
+        let [(mut a, peer), (mut from, to)] = linked(2, CmaPolicy::Off, None);
+        from.shm.send(to, Mode::Short, b"header", 0, |_, _| ()).unwrap();
+        let mut flood = Flood { from, to, heard: 0 };
+        a.shm.drain(peer, &mut flood);
+        assert_eq!(flood.heard, LAVISH.slots);
+        assert_eq!(hears(&mut flood.from), [Left(Departure::Failed(Errno(libc::ECONNRESET)))]);
     }
 
     #[test]

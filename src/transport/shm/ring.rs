@@ -1029,6 +1029,11 @@ impl<M: Storage> Consumer<M> {
         }
     }
 
+    /// Most messages that are in the ring at a time.
+    pub(super) fn slots(&self) -> u32 {
+        self.geometry.slots
+    }
+
     /// Slots consumed so far, modulo 2^32.
     pub(super) fn consumed(&self) -> u32 {
         self.head
