@@ -651,6 +651,18 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_that_sleeps_looks_again_once_the_sender_of_a_new_link_knows_that_it_waits() {
+        let [mut a, mut b] = end_pair();
+        assert!(a.shm.sleep());
+        b.connect(&a);
+        a.shm.poll_sockets(&mut a.peers, &mut Deaf);
+        assert_eq!(a.shm.inbound.len(), 1);
+        let (at, now) = (a.shm.watches.wakes_at(), clock::now_ns());
+        let latest = now + super::super::state::SETTLES_NS;
+        assert!(at >= a.shm.waiting.settles_at && at <= latest, "{at} {now}");
+    }
+
+    #[test]
     fn links_of_a_process_end_before_there_is_one_with_the_next_of_its_id() {
         let [mut a, mut b] = end_pair();
         send(&mut b, &a, 100);

@@ -263,7 +263,8 @@ impl Shm {
         if self.waiting.sleeping {
             // The thread may have begun to sleep without links, and without words.
             self.ring_for_messages();
-            self.watches.wake_within(Some(self.watches.every_ns()));
+            // Its sender may just have published a message without a ring, and we may not see that yet either.
+            self.watches.wake_within(Some(SETTLES_NS));
         }
         self.share_places(peer);
         self.count_one_more(peer);
