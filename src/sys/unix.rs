@@ -3,7 +3,8 @@
 
 use super::cancel::Shield;
 use super::errno::{Errno, Result, check, check_len};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use super::event::wait_readable;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Most descriptors passed in one message.
 pub(crate) const MAX_FDS: usize = 4;
@@ -114,6 +115,38 @@ pub(crate) fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
     // SAFETY: one valid entry, and no wait.
     unsafe { libc::poll(&mut entry, 1, 0) };
     entry.revents & (libc::POLLHUP | libc::POLLERR) != 0
+}
+
+/// Whether the other end is closed, or its process has ended.
+pub(crate) fn is_over(socket: BorrowedFd<'_>) -> bool {
+    has_hung_up(socket) || peer_has_ended(socket)
+}
+
+/// Whether the process at the other end has ended, although a child that it forked keeps that end open: also a process of
+/// another pid namespace. False where that is unknown: before Linux 6.5, or without a descriptor for the look.
+pub(crate) fn peer_has_ended(socket: BorrowedFd<'_>) -> bool {
+    let mut fd: libc::c_int = -1;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: `fd` has `len` bytes.
+    let told = check(unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERPIDFD,
+            (&raw mut fd).cast(),
+            &mut len,
+        )
+    });
+    match told {
+        Ok(_) if fd >= 0 => {
+            // SAFETY: a new descriptor, which has no other owner.
+            let process = unsafe { OwnedFd::from_raw_fd(fd) };
+            wait_readable(process.as_fd(), 0).unwrap_or(false)
+        }
+        // Reaped, before Linux 6.16.
+        Err(Errno(libc::ESRCH | libc::EINVAL)) => true,
+        Ok(_) | Err(_) => false,
+    }
 }
 
 /// The process at the other end.
@@ -278,9 +311,8 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Received {
 
 #[cfg(test)]
 mod tests {
-    use super::super::event::{Doorbell, wait_readable};
+    use super::super::event::Doorbell;
     use super::*;
-    use std::os::fd::AsFd;
 
     #[test]
     fn the_last_message_of_an_end_that_closed_with_some_unread_is_received() {
@@ -322,6 +354,56 @@ mod tests {
         drop(client);
         assert!(has_hung_up(server.as_fd()));
         assert!(matches!(receive(server.as_fd(), &mut bytes), Received::Closed));
+    }
+
+    #[test]
+    fn a_process_has_ended_although_a_child_that_it_forked_keeps_its_socket() {
+        let name = format!("udrv-test-{}-orphan", super::super::process::pid());
+        let listener = listen(&name).unwrap();
+        let (address, len) = abstract_address(name.as_bytes()).unwrap();
+        // SAFETY: the child and its child only make system calls on live locals, and end.
+        let child = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                // Those of other tests, which would not hang up.
+                libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0);
+                libc::alarm(30);
+                let socket = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0);
+                if libc::connect(socket, (&raw const address).cast(), len) != 0 {
+                    libc::_exit(1);
+                }
+                if libc::fork() == 0 {
+                    libc::alarm(30);
+                    let pid = libc::getpid();
+                    libc::send(socket, (&raw const pid).cast(), size_of_val(&pid), 0);
+                }
+                libc::pause();
+                libc::_exit(0);
+            }
+            child
+        };
+        assert_eq!(wait_readable(listener.as_fd(), 20_000), Ok(true));
+        let server = accept(listener.as_fd()).unwrap().unwrap();
+        let mut grandchild = [0; size_of::<libc::pid_t>()];
+        assert_eq!(wait_readable(server.as_fd(), 20_000), Ok(true));
+        assert!(matches!(receive(server.as_fd(), &mut grandchild), Received::Message(_)));
+        assert!(!peer_has_ended(server.as_fd()));
+        let end = |pid, reap: bool| {
+            // SAFETY: processes made above; the first is a child of this one.
+            unsafe {
+                libc::kill(pid, libc::SIGKILL);
+                if reap {
+                    libc::waitpid(pid, std::ptr::null_mut(), 0);
+                }
+            }
+        };
+        end(child, true);
+        let ended = peer_has_ended(server.as_fd());
+        assert!(!has_hung_up(server.as_fd()), "the other one has the socket");
+        end(libc::pid_t::from_ne_bytes(grandchild), false);
+        if super::super::process::kernel_is_at_least(6, 5) {
+            assert!(ended);
+        }
     }
 
     #[test]

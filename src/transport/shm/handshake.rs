@@ -416,7 +416,9 @@ impl Outbound {
     /// The receiver has accepted the link, and has closed or ended since.
     pub(super) fn has_ended(&self) -> bool {
         let theirs = receivers_bell(self.producer.memory());
-        self.producer.consumer_closed() || theirs.is_some_and(|theirs| self.bell.is_gone(theirs))
+        self.producer.consumer_closed()
+            || theirs.is_some_and(|theirs| self.bell.is_gone(theirs))
+            || self.socket.as_ref().is_some_and(|socket| unix::peer_has_ended(socket.as_fd()))
     }
 
     /// Maps the receiver's words, if their file came with the answer. Returns the other descriptors.

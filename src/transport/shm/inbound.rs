@@ -99,7 +99,7 @@ impl Inbound {
     pub(super) fn has_ended(&self) -> bool {
         self.consumer.producer_closed()
             || self.bell.is_gone(self.theirs)
-            || self.socket.as_ref().is_some_and(|socket| unix::has_hung_up(socket.as_fd()))
+            || self.socket.as_ref().is_some_and(|socket| unix::is_over(socket.as_fd()))
     }
 }
 

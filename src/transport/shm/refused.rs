@@ -92,7 +92,7 @@ impl Refused {
     pub(super) fn is_left(&self) -> bool {
         self.segment.producer_closed()
             || !process::is_running(self.pid)
-            || self.socket.as_ref().is_some_and(|socket| unix::has_hung_up(socket.as_fd()))
+            || self.socket.as_ref().is_some_and(|socket| unix::is_over(socket.as_fd()))
     }
 
     /// The messages that the sender left can be read, or never will be.
