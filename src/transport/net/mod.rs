@@ -241,11 +241,11 @@ impl Rhythm {
         }
     }
 
-    /// A message has arrived or was sent.
+    /// A message has arrived or was sent, and `core` knows all about it.
     #[inline]
-    fn on_traffic(&mut self, shared: &Shared) {
+    fn on_traffic(&mut self, shared: &Shared, core: &Core) {
         self.hot = COOLING;
-        shared.note_traffic();
+        shared.note_traffic(core);
     }
 }
 
@@ -601,7 +601,9 @@ impl Net {
         }
         self.numbers.join(peer, inner);
         self.used = true;
-        core.machine.connect(inner, address, clock::now_ns())
+        core.machine.connect(inner, address, clock::now_ns())?;
+        self.shared.note_traffic(&core);
+        Ok(())
     }
 
     /// The address at which the network reaches `address` of this host. Shared memory compares only the port, but a UDP
@@ -642,22 +644,22 @@ impl Net {
         // A message longer than a datagram can be sent at once.
         let long = !later && len > machine.packet_room(inner, header.len());
         if long && machine.send_at_once(inner, header, len, &mut *pack, clock::now_ns, link) {
-            self.rhythm.on_traffic(&self.shared);
+            self.rhythm.on_traffic(&self.shared, &core);
             return Ok(());
         }
         let now = clock::now_ns();
         machine.send(inner, header, len, pack, now)?;
-        self.rhythm.on_traffic(&self.shared);
         if !later {
             machine.poll_transmit(now, link);
         }
+        self.rhythm.on_traffic(&self.shared, &core);
         Ok(())
     }
 
     fn send_late(&mut self, peer: PeerId, header: &[u8]) -> Result<(), SendError> {
         let (inner, mut core) = reach(&self.numbers, &self.core, peer)?;
         core.machine.send_with_others(inner, header, clock::now_ns())?;
-        self.rhythm.on_traffic(&self.shared);
+        self.rhythm.on_traffic(&self.shared, &core);
         Ok(())
     }
 
@@ -674,7 +676,7 @@ impl Net {
         if !machine.send_at_once(inner, header, len, pack, clock::now_ns, link) {
             return false;
         }
-        self.rhythm.on_traffic(&self.shared);
+        self.rhythm.on_traffic(&self.shared, &core);
         true
     }
 
@@ -707,7 +709,7 @@ impl Net {
         let n =
             poll_bulk(bulk.as_mut(), &mut core, clock::now_ns(), &mut Above { numbers, handler });
         if n > 0 {
-            rhythm.on_traffic(shared);
+            rhythm.on_traffic(shared, &core);
         }
         rhythm.hot = COOLING;
         Some(n)
@@ -742,7 +744,7 @@ impl Net {
             used,
             handler,
         });
-        rhythm.on_traffic(shared);
+        rhythm.on_traffic(shared, &core);
         Some(n)
     }
 
@@ -802,7 +804,7 @@ impl Net {
             &mut Above { numbers, handler },
         );
         if n > 0 {
-            self.rhythm.on_traffic(&self.shared);
+            self.rhythm.on_traffic(&self.shared, &core);
         }
         n
     }
@@ -836,7 +838,9 @@ impl Net {
         let rests = !core.has_events()
             && core.link.rearm()
             && self.bulk.as_mut().is_none_or(|bulk| bulk.rearm());
-        if !rests {
+        if rests {
+            self.shared.note_traffic(&core);
+        } else {
             self.shared.rouse();
         }
     }
@@ -925,6 +929,7 @@ impl Messages for Net {
         if core.machine.has_ready() {
             let Core { machine, link, .. } = &mut *core;
             machine.poll_transmit(clock::now_ns(), link);
+            self.shared.note_traffic(&core);
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! While the application polls, the background thread only checks now and then that it still does. Once it stops, the thread takes
 //! over and sleeps until something arrives, a deadline passes, or the application is back. In that time the
-//! application's calls pay for a mutex.
+//! application's calls pay for a mutex. An application that computes may still send now and then: a call that brings an
+//! earlier deadline wakes the thread, and a thread of the application that sleeps is given an earlier timer.
 
 use super::core::Core;
 use crate::sys::biased::Visitor;
@@ -10,7 +11,7 @@ use crate::sys::hub::{Rest, Ticket};
 use crate::sys::late_set::{LateSet, LateTimer};
 use crate::sys::process::Home;
 use crate::sys::{Errno, clock};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The application counts as absent when it has not polled for this long, nanoseconds.
@@ -23,19 +24,26 @@ const LOOK_MAX_NS: u64 = 1_000_000_000;
 /// The same while the process exits.
 const LOOK_LAST_NS: u64 = 1_000_000;
 
+/// What a call that sends or receives must tell (`Shared::tells`). There was no traffic since the thread's last check.
+const QUIET: u8 = 1;
+/// The thread sleeps longer than `LOOK_BUSY_NS`, and watches nothing.
+const DOZES: u8 = 2;
+/// The thread has taken over, and sleeps until something arrives, or until `rests_until`.
+const RULES: u8 = 4;
+/// A thread of the application sleeps on descriptors: the timer wakes it at `wakes_at`.
+const ARMED: u8 = 8;
+
 /// State that the application's threads and the background thread share.
 #[derive(Debug)]
 pub(super) struct Shared {
     /// When the application begins to count as absent, nanoseconds.
     present_until: AtomicU64,
-    /// There was traffic since the thread's last check.
-    traffic: AtomicBool,
-    /// The thread sleeps longer than `LOOK_NS`.
-    dozes: AtomicBool,
-    /// The thread has taken over, and sleeps until something arrives or is due.
-    rules: AtomicBool,
-    /// The application sleeps on descriptors: the timer wakes it.
-    armed: AtomicBool,
+    /// `QUIET`, `DOZES`, `RULES` and `ARMED`, so that most calls load one word; 0: they have nothing to tell.
+    tells: AtomicU8,
+    /// The earliest deadline that the thread (`RULES`) and the timer (`ARMED`) know of, nanoseconds; [`u64::MAX`]: none.
+    /// Both are written only by the holder of the core, which sets the deadlines.
+    rests_until: AtomicU64,
+    wakes_at: AtomicU64,
     /// Empty until the endpoint's set is known.
     timer: OnceLock<LateTimer>,
     /// The task; `None` before it is started and after it has ended, or if there is none.
@@ -52,10 +60,9 @@ impl Shared {
     pub(super) fn new() -> Self {
         Self {
             present_until: AtomicU64::new(0),
-            traffic: AtomicBool::new(false),
-            dozes: AtomicBool::new(false),
-            rules: AtomicBool::new(false),
-            armed: AtomicBool::new(false),
+            tells: AtomicU8::new(QUIET),
+            rests_until: AtomicU64::new(u64::MAX),
+            wakes_at: AtomicU64::new(u64::MAX),
             timer: OnceLock::new(),
             task: Mutex::new(None),
             stop: AtomicBool::new(false),
@@ -69,8 +76,8 @@ impl Shared {
     #[inline]
     pub(super) fn present(&self, now: u64) {
         self.present_until.store(now + ABSENT_NS, Ordering::Relaxed);
-        if self.rules.load(Ordering::Relaxed) {
-            self.rules.store(false, Ordering::Relaxed);
+        if self.tells.load(Ordering::Relaxed) & RULES != 0 {
+            self.tells.fetch_and(!RULES, Ordering::Relaxed);
             self.wake();
         }
     }
@@ -81,14 +88,44 @@ impl Shared {
         self.present_until.load(Ordering::Relaxed)
     }
 
-    /// A message was sent or has arrived.
+    /// The earliest deadline that the thread knows of, nanoseconds. `None`: it has not taken over.
+    #[cfg(test)]
+    pub(super) fn rests_until(&self) -> Option<u64> {
+        let rules = self.tells.load(Ordering::Relaxed) & RULES != 0;
+        rules.then(|| self.rests_until.load(Ordering::Relaxed))
+    }
+
+    /// The earliest deadline that the timer of a sleeping application knows of, nanoseconds.
+    #[cfg(test)]
+    pub(super) fn wakes_at(&self) -> u64 {
+        self.wakes_at.load(Ordering::Relaxed)
+    }
+
+    /// A message was sent or has arrived, and `core` has the deadlines that it brought.
     #[inline]
-    pub(super) fn note_traffic(&self) {
-        if !self.traffic.load(Ordering::Relaxed) {
-            self.traffic.store(true, Ordering::Relaxed);
+    pub(super) fn note_traffic(&self, core: &Core) {
+        let tells = self.tells.load(Ordering::Relaxed);
+        if tells != 0 {
+            self.tell(tells, core);
         }
-        if self.dozes.load(Ordering::Relaxed) {
-            self.dozes.store(false, Ordering::Relaxed);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn tell(&self, tells: u8, core: &Core) {
+        if tells & (QUIET | DOZES) != 0 {
+            self.tells.fetch_and(!(QUIET | DOZES), Ordering::Relaxed);
+        }
+        let due = core.next_timeout().unwrap_or(u64::MAX);
+        if tells & ARMED != 0 && due < self.wakes_at.load(Ordering::Relaxed) {
+            self.wakes_at.store(due, Ordering::Relaxed);
+            let _ = self.timer.get().map(|timer| timer.arm(due)); // it was armed before, and so it exists
+        }
+        let early = tells & RULES != 0 && due < self.rests_until.load(Ordering::Relaxed);
+        if early {
+            self.rests_until.store(due, Ordering::Relaxed); // until its turn it need not be woken again
+        }
+        if early || tells & DOZES != 0 {
             self.wake();
         }
     }
@@ -98,28 +135,31 @@ impl Shared {
         let _ = self.timer.set(LateTimer::of(set.clone(), token)); // as before, if it is called twice
     }
 
-    /// The application is about to sleep on its descriptors, until `wake_at` if nothing arrives. Errors: those of
-    /// [`LateTimer::arm`].
+    /// The application, which holds the core, is about to sleep on its descriptors, until `wake_at` if nothing arrives.
+    /// Errors: those of [`LateTimer::arm`].
     pub(super) fn arm(&self, wake_at: Option<u64>) -> Result<(), Errno> {
+        let wake_at = wake_at.unwrap_or(u64::MAX);
         if let Some(timer) = self.timer.get() {
             // Without a time too: the background task wakes by it.
-            timer.arm(wake_at.unwrap_or(u64::MAX))?;
+            timer.arm(wake_at)?;
         }
-        self.armed.store(true, Ordering::Relaxed);
+        self.wakes_at.store(wake_at, Ordering::Relaxed);
+        self.tells.fetch_or(ARMED, Ordering::Relaxed);
         // It keeps its connections itself, as long as its longest sleep takes.
         self.present_until.store(clock::now_ns() + LOOK_MAX_NS, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Wakes a thread that sleeps on the descriptors.
+    /// Wakes a thread that sleeps on the descriptors. For the holder of the core.
     pub(super) fn rouse(&self) {
+        self.wakes_at.store(0, Ordering::Relaxed); // no deadline moves the timer now
         // Long ago: now. The timer was armed before, and so it exists.
         let _ = self.timer.get().map(|timer| timer.arm(1));
     }
 
     /// The application is awake.
     pub(super) fn disarm(&self) {
-        self.armed.store(false, Ordering::Relaxed);
+        self.tells.fetch_and(!ARMED, Ordering::Relaxed);
         self.timer.get().iter().for_each(|timer| timer.disarm());
     }
 
@@ -174,10 +214,13 @@ impl Shared {
         let now = clock::now_ns();
         let present_until = self.present_until.load(Ordering::Relaxed);
         let ends = self.ends.load(Ordering::Acquire);
+        self.tells.fetch_and(!(DOZES | RULES), Ordering::Relaxed);
         if now < present_until && !ends {
-            let traffic = self.traffic.swap(false, Ordering::Relaxed);
-            *look = (*look).min(if traffic { LOOK_BUSY_NS } else { LOOK_MAX_NS });
-            self.dozes.store(*look > LOOK_BUSY_NS, Ordering::Relaxed);
+            let quiet = self.tells.fetch_or(QUIET, Ordering::Relaxed) & QUIET != 0;
+            *look = (*look).min(if quiet { LOOK_MAX_NS } else { LOOK_BUSY_NS });
+            if *look > LOOK_BUSY_NS {
+                self.tells.fetch_or(DOZES, Ordering::Relaxed);
+            }
             core.leave();
             let until = now + (*look).max(present_until - now);
             *look *= 2;
@@ -191,14 +234,15 @@ impl Shared {
         if ends {
             self.flushed.store(core.is_flushed(now), Ordering::Release);
         }
-        if core.has_events() && self.armed.load(Ordering::Relaxed) {
+        if core.has_events() && self.tells.load(Ordering::Relaxed) & ARMED != 0 {
             self.rouse();
         }
         let until = core.next_timeout();
         if !core.link.sleep() {
             return asleep(now);
         }
-        self.rules.store(true, Ordering::Relaxed);
+        self.rests_until.store(until.unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.tells.fetch_or(RULES, Ordering::Relaxed);
         Rest { until, watches: true }
     }
 }

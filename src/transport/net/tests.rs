@@ -2,13 +2,14 @@
 
 use super::*;
 use crate::memory::OwnedBuffer;
+use crate::sys::event::wait_readable;
 use crate::sys::reserve::tests::without_memory;
 use crate::transport::Source;
 use crate::transport::address::LocalHost;
 use crate::transport::net::bulk::no_way::NoWay;
 use crate::transport::net::shared::ABSENT_NS;
 use crate::transport::net::verbs::config::RdmaPolicy;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 /// One endpoint, and the events it has received.
@@ -412,6 +413,64 @@ fn a_message_leaves_although_its_sender_polls_no_more() {
         b.poll();
         b.got.messages == [(9, 5000)]
     }));
+}
+
+/// Waits until the background thread has taken over from an application that computes, and sleeps for at least `ms`.
+#[track_caller]
+fn await_rest(end: &End, ms: u64) {
+    let rests = |until: u64| until > clock::now_ns() + ms * 1_000_000;
+    assert!(within(20, || end.net.shared.rests_until().is_some_and(rests)));
+}
+
+#[test]
+fn a_connect_request_is_repeated_although_its_sender_computes() {
+    let mut a = End::open();
+    await_rest(&a, 60_000);
+    // Nothing comes back: no acknowledgement, and no refusal.
+    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    silent.set_read_timeout(Some(crate::patience::seconds(4))).unwrap();
+    let at = Address(silent.local_addr().unwrap());
+    let peer = a.peers.intern(&at).unwrap();
+    a.net.begin(peer, &at).unwrap();
+    assert!(a.send(peer, 1, 100));
+    for n in 0..4 {
+        assert!(silent.recv(&mut [0; 2048]).is_ok(), "{n} requests");
+    }
+}
+
+#[test]
+fn a_lost_message_is_repeated_although_its_sender_computes() {
+    let (mut a, mut b) = (End::open(), End::open());
+    let there = acquaint(&mut a, &mut b);
+    await_rest(&a, 3_500);
+    // Neither `b` nor its thread answers from now on.
+    let silent = b.net.core.enter().unwrap();
+    let until = a.net.shared.rests_until().unwrap();
+    assert!(a.send(there, 2, 100));
+    assert!(within(20, || a.counts().retransmitted > 0));
+    assert!(clock::now_ns() + 1_000_000_000 < until, "it need not wait for the thread's next turn");
+    drop(silent);
+}
+
+#[test]
+fn a_thread_that_sleeps_wakes_for_what_another_one_has_sent() {
+    let (mut a, mut b) = (End::open(), End::open());
+    let there = acquaint(&mut a, &mut b);
+    a.net.background = None;
+    let set = Arc::new(LateSet::new().unwrap());
+    a.net.watch(&set, 1).unwrap();
+    assert!(within(20, || {
+        a.net.awake();
+        a.poll();
+        b.poll();
+        a.net.sleep() && a.net.shared.wakes_at() > clock::now_ns() + 3_500_000_000
+    }));
+    let silent = b.net.core.enter().unwrap();
+    let until = a.net.shared.wakes_at();
+    assert!(a.send(there, 2, 100));
+    let woken = wait_readable(set.fd().unwrap(), 20_000);
+    assert!(woken == Ok(true) && clock::now_ns() + 1_000_000_000 < until);
+    drop(silent);
 }
 
 #[test]
