@@ -831,7 +831,8 @@ impl Net {
         n + self.whole_turn(outer, handler)
     }
 
-    /// A turn was taken while another thread sleeps on the descriptors, and may have taken what was to wake that one.
+    /// While another thread sleeps on the descriptors, a turn was taken, which may have taken what was to wake that one, or a
+    /// request was given to the device.
     #[cold]
     fn rearm(&mut self) {
         let Some(mut core) = self.core.enter() else { return };
@@ -993,6 +994,10 @@ impl Net {
         self.reached |= !notifies && begun.is_ok();
         if notifies || local.len() >= LONG_READ && begun.is_ok() {
             self.on_posted(began);
+        }
+        // The thread that sleeps has asked the device for no event, if there was nothing to complete.
+        if self.armed {
+            self.rearm();
         }
         begun
     }

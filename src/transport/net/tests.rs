@@ -473,6 +473,29 @@ fn a_thread_that_sleeps_wakes_for_what_another_one_has_sent() {
     drop(silent);
 }
 
+/// Of a device, as of the bulk path that only says so: it has completed the request before the sleeper watches it.
+#[test]
+fn a_thread_that_sleeps_wakes_for_a_request_that_another_one_has_posted() {
+    let (mut a, mut b) = (End::open(), End::open());
+    let there = acquaint(&mut a, &mut b);
+    a.net.background = None;
+    a.net.bulk = Some(NoWay::beginning());
+    let set = Arc::new(LateSet::new().unwrap());
+    a.net.watch(&set, 1).unwrap();
+    assert!(within(20, || {
+        a.net.awake();
+        a.poll();
+        b.poll();
+        a.net.sleep() && a.net.shared.wakes_at() > clock::now_ns() + 3_500_000_000
+    }));
+    assert_eq!(wait_readable(set.fd().unwrap(), 0), Ok(false));
+    let (memory, how) =
+        (OwnedBuffer::zeroed(16), Put { notify: false, delivered: false, stays: false, token: 1 });
+    let at = Remote { key: RemoteKey::default(), offset: 0 };
+    assert_eq!(a.net.put(there, &memory.segments(), &at, how), Ok(Access::Begun));
+    assert_eq!(wait_readable(set.fd().unwrap(), 1000), Ok(true));
+}
+
 #[test]
 fn what_waited_is_delivered_once_and_in_order() {
     const LEN: usize = 60_000;

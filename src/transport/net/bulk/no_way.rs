@@ -19,6 +19,9 @@ pub(crate) struct NoWay {
     bell: Doorbell,
     takes_ms: u64,
     ready: bool,
+    /// Accesses begin, and are complete at once. Since one did, no thread may sleep.
+    begins: bool,
+    begun: bool,
     /// It loses this peer in each poll.
     loses: Option<PeerId>,
     /// How often it had to leave a peer, or to begin anew.
@@ -29,12 +32,26 @@ pub(crate) struct NoWay {
 impl NoWay {
     fn new() -> Self {
         let (bell, controls) = (Doorbell::new().unwrap(), VecDeque::new());
-        Self { bell, takes_ms: 0, ready: false, loses: None, left: Arc::default(), controls }
+        Self {
+            bell,
+            takes_ms: 0,
+            ready: false,
+            begins: false,
+            begun: false,
+            loses: None,
+            left: Arc::default(),
+            controls,
+        }
     }
 
     /// Accesses take this long, milliseconds.
     pub(crate) fn taking(takes_ms: u64) -> Box<dyn Bulk> {
         Box::new(Self { takes_ms, ..Self::new() })
+    }
+
+    /// Accesses begin, and are complete at once, but nobody hears of it.
+    pub(crate) fn beginning() -> Box<dyn Bulk> {
+        Box::new(Self { begins: true, ..Self::new() })
     }
 
     /// It has these messages to send.
@@ -78,7 +95,8 @@ impl Bulk for NoWay {
         _: u64,
     ) -> Result<Access, SendError> {
         std::thread::sleep(Duration::from_millis(self.takes_ms));
-        Err(SendError::Again)
+        self.begun = self.begins;
+        if self.begins { Ok(Access::Begun) } else { Err(SendError::Again) }
     }
     fn on_control(&mut self, _: PeerId, _: &[u8], _: u64, _: &mut dyn BulkSink) {}
     fn is_ready(&self, _: PeerId) -> bool {
@@ -104,7 +122,7 @@ impl Bulk for NoWay {
         self.bell.fd()
     }
     fn sleep(&mut self) -> bool {
-        self.controls.is_empty()
+        self.controls.is_empty() && !self.begun
     }
     fn rearm(&mut self) -> bool {
         self.sleep()
