@@ -418,8 +418,8 @@ impl Core {
         self.limits.unexpected_max = self.limits.unexpected_max.min(most);
     }
 
-    /// There is no memory for a message: its sender gets a FIN with ENOMEM if it waits for one, else the receive that
-    /// matches it fails. From now on peers are asked to hold messages back earlier.
+    /// There is no memory for a message: the receive that matches it fails, and its sender gets a FIN with ENOMEM if it
+    /// waits for one. From now on peers are asked to hold messages back earlier.
     #[cold]
     fn run_short(
         &mut self,
@@ -432,7 +432,6 @@ impl Core {
         self.keep_less();
         if let Some(tx) = ack {
             self.outbox.finish(peer, tx, libc::ENOMEM);
-            return;
         }
         let error = (libc::ENOMEM, Cause::ReceiverRefused);
         self.keep(peer, envelope, Body::Lost { len: len as u64, error }, host);

@@ -1,9 +1,11 @@
 //! Short messages.
 
-use super::fixture::{Memory, World, lend, receive_op, send_op, source};
+use super::fixture::{LIMITS, Memory, World, lend, receive_op, send_op, source};
+use super::sim::Weather;
 use crate::protocol::matching::EACH;
 use crate::protocol::packet::Packet;
-use crate::protocol::{Cause, Direction, FI_ETRUNC, ReceiveOp, SendOp};
+use crate::protocol::{Cause, Direction, FI_ETRUNC, Limits, ReceiveOp, SendOp};
+use crate::sys::reserve::tests::without_memory;
 
 #[test]
 fn an_unexpected_message_waits_for_its_receive() {
@@ -131,6 +133,35 @@ fn delivery_completes_after_the_receive() {
         world.settle();
         assert!(matches!(world.sends(0)[..], [Ok(c)] if c.context == 1));
         assert_eq!(to.0, super::rng::payload(0, 100));
+        world.assert_empty();
+    }
+}
+
+/// Otherwise the receive would take the next message, or wait for ever.
+#[test]
+fn a_short_message_that_finds_no_memory_ends_its_receive() {
+    const LEN: usize = 20_000;
+    for delivery in [false, true] {
+        let weather = Weather { bcopy_max: 2 * LEN, ..Weather::fair() };
+        let mut world = World::new(2, weather, Limits { eager_max: LEN, ..LIMITS });
+        let peer = world.peer(0, 1);
+        let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+        world.send(0, &SendOp { delivery, ..send_op(peer, &mut from, 1) }).unwrap();
+        without_memory(LEN, || world.progress(1));
+        world.settle();
+        match world.sends(0)[..] {
+            [Ok(_)] if !delivery => {}
+            [Err(failure)] if delivery => assert_eq!(failure.error, libc::ENOMEM),
+            ref other => panic!("{delivery}: {other:?}"),
+        }
+        world.send(0, &SendOp { delivery, ..send_op(peer, &mut from, 2) }).unwrap();
+        world.settle();
+        world.receive(1, &receive_op(&mut to, 3)).unwrap();
+        assert_eq!(world.receive_failed(1).error, libc::ENOMEM);
+        world.receive(1, &receive_op(&mut to, 4)).unwrap();
+        world.settle();
+        assert_eq!(world.received(1).len, LEN);
+        assert!(matches!(world.sends(0)[..], [Ok(c)] if c.context == 2));
         world.assert_empty();
     }
 }
