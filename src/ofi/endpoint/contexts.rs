@@ -68,6 +68,10 @@ impl Marks {
         *word & bit != 0
     }
 
+    pub(super) fn has_any(&self) -> bool {
+        self.transmit.iter().chain(&self.receive).any(|word| *word != 0)
+    }
+
     pub(super) fn set(&mut self, role: Role, number: u8, on: bool) {
         let (word, bit) = self.of(role, number);
         if on { *word |= bit } else { *word &= !bit }

@@ -302,6 +302,14 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Whether a context or a group of the endpoint is open.
+    pub(super) fn is_used(&self) -> bool {
+        let guard = self.domain.lock.control();
+        // SAFETY: the guard belongs to the domain of the endpoint; one short step.
+        let contexts = unsafe { self.contexts.open.get(&guard) }.has_any();
+        contexts || !self.state(&guard).groups.is_empty()
+    }
+
     /// `fi_close` of a context. Operations under way use memory of the application, so they get a bounded time to end,
     /// and no receive is matched meanwhile. Then posted receives are dropped, and operations that wait for a counter. Errors: EBUSY, and nothing is dropped,
     /// if operations do not end.

@@ -221,10 +221,13 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
                         }
                     }
                     Role::Endpoint | Role::Scalable => {
-                        if Arc::strong_count(&handle.shared) > 1 {
-                            return -FI_EBUSY; // a context is open
+                        if handle.shared.is_used() {
+                            return -FI_EBUSY;
                         }
                         handle.shared.shut_down();
+                        let EndpointFid { shared, .. } = *Box::from_raw(fid.cast::<EndpointFid>());
+                        end(shared);
+                        return 0;
                     }
                 }
             }
@@ -232,6 +235,19 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         }
         0
     })
+}
+
+/// Ends an endpoint that is shut down, and with it what keeps its domain open. A thread that reads an event queue, or a
+/// profile, may have it for one more turn.
+fn end(mut shared: Arc<Endpoint>) {
+    // In a forked child there is no such thread.
+    while shared.owner.is_here() {
+        match Arc::try_unwrap(shared) {
+            Ok(_) => return,
+            Err(still) => shared = still,
+        }
+        process::yield_now();
+    }
 }
 
 unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {

@@ -180,6 +180,20 @@ impl Drop for World {
     }
 }
 
+/// A thread that reads an event queue has an endpoint that has joined a group for the length of a turn. It must neither
+/// keep the endpoint open nor, afterwards, the domain.
+#[test]
+fn a_thread_that_has_an_endpoint_for_a_moment_refuses_no_close() {
+    let world = World::new();
+    let has = world.handle().shared.clone();
+    let reader = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        drop(has);
+    });
+    drop(world);
+    reader.join().unwrap();
+}
+
 /// Bindings cannot change while a reference to them is read: `bind` takes the hold itself.
 #[test]
 fn bindings_are_shared_while_they_are_read() {
