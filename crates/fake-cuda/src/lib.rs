@@ -34,6 +34,8 @@ mod abi;
 mod counters;
 mod memory;
 mod model;
+#[allow(unsafe_code)]
+mod peer;
 mod random;
 #[allow(unsafe_code, non_snake_case)]
 mod runtime;

@@ -1,5 +1,6 @@
 //! Allocations, found by address.
 
+use crate::peer;
 use crate::sys::{self, Mapping, WORD_FREED, WORD_ID};
 use crate::verify::violation;
 use std::collections::BTreeMap;
@@ -183,6 +184,9 @@ impl Allocation {
 
     /// Ends it. A violation if copies are queued, or another process has imported it from its pool.
     pub(crate) fn end(&self) {
+        if !self.is_host() && !self.is_managed() {
+            peer::end(self.base, self.len);
+        }
         if self.queued.load(Ordering::Acquire) != 0 {
             violation(&format!(
                 "memory at {:#x} is given up while copies of it are queued",

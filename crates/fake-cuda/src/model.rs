@@ -304,6 +304,20 @@ impl Model {
         found.descriptor(at - found.base, len).ok_or(OUT_OF_MEMORY)
     }
 
+    /// The pages that have the bytes, and where in them they begin, as a kernel module gives them to network devices.
+    pub(crate) fn peer_memory(&self, at: usize, len: usize) -> Answer<(OwnedFd, usize)> {
+        let found = self.find(at).filter(|found| !found.is_host() && !found.is_managed());
+        let found = found.ok_or(INVALID_VALUE)?;
+        let of_pool = found.context == 0 && !found.is_mapped();
+        let (begin, end) = (at - at % PAGE, (at + len).next_multiple_of(PAGE));
+        if of_pool || len == 0 || end > found.base + found.len.next_multiple_of(PAGE) {
+            return Err(INVALID_VALUE);
+        }
+        counters::add("peer-bytes", (end - begin) as u64);
+        let fd = found.descriptor(begin - found.base, end - begin).ok_or(OUT_OF_MEMORY)?;
+        Ok((fd, at - begin))
+    }
+
     pub(crate) fn find(&self, addr: usize) -> Option<&Arc<Allocation>> {
         self.allocations.find(addr)
     }

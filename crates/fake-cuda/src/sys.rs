@@ -1,7 +1,9 @@
 //! System calls: memory that the processor cannot touch, and copies of it.
 
+use std::ffi::CStr;
 use std::io::{Seek, SeekFrom};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
 /// The size of a page, bytes; also of the words behind the bytes of an allocation.
@@ -237,21 +239,37 @@ pub(crate) fn bytes(from: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// What devices of the double of libibverbs, if this process has them, have written to device memory is there.
-pub(crate) fn flush_devices() {
-    // SAFETY: asks for a library that is loaded, and loads none; its function of this name takes nothing and returns
-    // nothing. The library is never unloaded.
+/// A function of the double of libibverbs, if this process has its devices.
+fn of_devices(name: &CStr) -> Option<NonNull<libc::c_void>> {
+    // SAFETY: asks for a library that is loaded, and loads none. The library is never unloaded.
     unsafe {
         let library =
             libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
-        if library.is_null() {
-            return;
+        let library = NonNull::new(library)?;
+        let found = libc::dlsym(library.as_ptr(), name.as_ptr());
+        libc::dlclose(library.as_ptr());
+        NonNull::new(found)
+    }
+}
+
+/// What devices of the double of libibverbs, if this process has them, have written to device memory is there.
+pub(crate) fn flush_devices() {
+    if let Some(found) = of_devices(c"fake_verbs_flush") {
+        // SAFETY: the function of this name takes nothing and returns nothing.
+        unsafe { std::mem::transmute::<*mut libc::c_void, extern "C" fn()>(found.as_ptr())() };
+    }
+}
+
+/// Devices of the double of libibverbs that have registered memory by its address lose it: it was freed.
+pub(crate) fn revoke(addr: usize, len: usize) {
+    if let Some(found) = of_devices(c"fake_verbs_revoke") {
+        // SAFETY: the function of this name takes two numbers and returns nothing.
+        unsafe {
+            std::mem::transmute::<*mut libc::c_void, extern "C" fn(u64, u64)>(found.as_ptr())(
+                addr as u64,
+                len as u64,
+            );
         }
-        let found = libc::dlsym(library, c"fake_verbs_flush".as_ptr());
-        if !found.is_null() {
-            std::mem::transmute::<*mut libc::c_void, extern "C" fn()>(found)();
-        }
-        libc::dlclose(library);
     }
 }
 

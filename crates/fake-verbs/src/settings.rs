@@ -19,6 +19,9 @@ pub const HOST: &str = "FAKE_VERBS_HOST";
 /// `mlx5_0/4000`.
 pub const CLOSED: &str = "FAKE_VERBS_CLOSED";
 
+/// Set: nvidia-peermem is loaded, and memory of the double of CUDA is registered by its address.
+pub const PEERMEM: &str = "FAKE_VERBS_PEERMEM";
+
 /// The directory of the run, if there is one.
 pub fn directory() -> Option<PathBuf> {
     std::env::var_os(DIRECTORY).filter(|path| !path.is_empty()).map(PathBuf::from)

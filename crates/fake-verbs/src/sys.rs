@@ -1,5 +1,6 @@
 //! System calls: this process's memory as a device accesses it, descriptors, and memory that processes share.
 
+use crate::settings;
 use std::fs::File;
 use std::io::Seek;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -99,6 +100,29 @@ impl Drop for Shown {
 pub(crate) fn is_ordered() -> bool {
     static IS: OnceLock<bool> = OnceLock::new();
     *IS.get_or_init(|| std::env::var_os("FAKE_CUDA_ORDERED").is_some_and(|set| set != "0"))
+}
+
+/// The pages of a GPU that have so many bytes at an address, and where in them these begin, from the double of CUDA. `None`: it is no
+/// GPU's memory, or no module gives that to devices.
+pub(crate) fn peer_memory(addr: u64, len: u64) -> Option<(OwnedFd, u64)> {
+    static IS_LOADED: OnceLock<bool> = OnceLock::new();
+    if !*IS_LOADED.get_or_init(|| settings::number(settings::PEERMEM) != 0) {
+        return None;
+    }
+    let (mut fd, mut offset) = (-1, 0);
+    // SAFETY: asks for a library that is loaded, and loads none, which is never unloaded; its function of this name has this
+    // signature, and gives a new descriptor.
+    unsafe {
+        let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        let library = NonNull::new(library)?;
+        let found = libc::dlsym(library.as_ptr(), c"fake_cuda_peer_memory".as_ptr());
+        libc::dlclose(library.as_ptr());
+        type Function = unsafe extern "C" fn(u64, u64, *mut RawFd, *mut u64) -> i32;
+        let find =
+            std::mem::transmute::<*mut libc::c_void, Function>(NonNull::new(found)?.as_ptr());
+        let found = find(addr, len, &mut fd, &mut offset) == 0;
+        found.then(|| (OwnedFd::from_raw_fd(fd), offset))
+    }
 }
 
 /// Copies from a buffer of the caller, in the middle of one of its calls.

@@ -3,6 +3,7 @@
 
 use crate::nic::view::gids;
 use crate::personality::{Device, Link, Personality, Port};
+use crate::settings;
 use std::path::{Path, PathBuf};
 
 /// The root of the tree, the value of `SYSFS_PATH`.
@@ -26,6 +27,9 @@ pub fn make(directory: &Path, personality: &Personality) -> std::io::Result<()> 
     for (index, device) in personality.devices.iter().enumerate() {
         std::fs::create_dir_all(node(directory, index))?;
         describe(&class(directory, device.name), device)?;
+    }
+    if settings::number(settings::PEERMEM) != 0 {
+        std::fs::create_dir_all(root(directory).join("module/nvidia_peermem"))?;
     }
     std::fs::create_dir_all(directory.join("wire"))
 }

@@ -1,15 +1,17 @@
-//! What a network device needs to access device memory itself (GPUDirect RDMA): a descriptor to register the memory by, and
-//! that what it has written is there.
+//! What a network device needs to access device memory itself (GPUDirect RDMA): a descriptor to register the memory by, if it is not
+//! registered by its address, and that what it has written is there.
 //!
 //! A completion of a network device is in memory of the host, its bytes are in memory of the GPU, and nothing orders the two
 //! (CUDA's GPUDirect RDMA, "Synchronization and Memory Ordering"). Where the GPU does not say that it keeps that order,
 //! cuFlushGPUDirectRDMAWrites must be called in between.
 
-use super::driver::{Allocation, Cuda, Direct, Failure, done};
+use super::driver::{Allocation, Cuda, Failure, done};
 use crate::sys::process;
 use std::ffi::c_int;
 use std::os::fd::{FromRawFd, OwnedFd};
 
+/// CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED: by modules of the kernel, which pin the memory.
+const PINNED: c_int = 116;
 /// CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS, and the bit for cuFlushGPUDirectRDMAWrites.
 const FLUSH_OPTIONS: c_int = 117;
 const FLUSH_BY_HOST: c_int = 1;
@@ -48,23 +50,52 @@ impl Cuda {
         of: &Allocation,
         (addr, len): (u64, usize),
     ) -> Result<Exported, Failure> {
-        let direct = self.direct.ok_or(Failure::NOT_SUPPORTED)?;
-        // Drivers have died of SIGSEGV where memory of a pool was asked for (rapidsai/ucxx#749).
-        if of.is_mapped() && !self.is_created(of) {
-            return Err(Failure::NOT_SUPPORTED);
-        }
+        let exporting = self.exporting.ok_or(Failure::NOT_SUPPORTED)?;
+        let flush = self.order(of, DMA_BUFS)?;
         let (context, page) = (self.context_of(of), process::page_size() as u64);
         let (start, end) = (addr - addr % page, (addr + len as u64).next_multiple_of(page));
-        let (mut fd, mut flush) = (-1, None);
+        let mut fd = -1;
         self.within(context, || {
-            flush = order(direct, of.ordinal)?.then_some(Flush(context));
             let len = (end - start) as usize;
             // SAFETY: a local, which gets a new descriptor.
-            done(unsafe { (direct.dmabuf)(&mut fd, start, len, DMA_BUF_FD, 0) })
+            done(unsafe { (exporting.dmabuf)(&mut fd, start, len, DMA_BUF_FD, 0) })
         })?;
         // SAFETY: a new descriptor, which nobody else owns.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Exported { fd, start, flush })
+    }
+
+    /// What [`Self::flush`] needs for an allocation whose pages a module of the kernel gives to network devices; `None`: the GPU keeps
+    /// the order. Failures: as [`Self::dmabuf`].
+    pub(crate) fn pinned(&self, of: &Allocation) -> Result<Option<Flush>, Failure> {
+        self.order(of, PINNED)
+    }
+
+    /// What a flush needs, if one is needed, where the GPU has the attribute `how`. Failures: as [`Self::dmabuf`].
+    fn order(&self, of: &Allocation, how: c_int) -> Result<Option<Flush>, Failure> {
+        let direct = self.direct.ok_or(Failure::NOT_SUPPORTED)?;
+        // Drivers have died of SIGSEGV where a dma-buf of a pool was asked for (rapidsai/ucxx#749).
+        if of.is_mapped() && !self.is_created(of) {
+            return Err(Failure::NOT_SUPPORTED);
+        }
+        let ask = |which| {
+            let mut value = 0;
+            // SAFETY: a local.
+            done(unsafe { (direct.attribute)(&mut value, which, of.ordinal) }).map(|()| value)
+        };
+        let context = self.context_of(of);
+        self.within(context, || {
+            if ask(how)? == 0 {
+                return Err(Failure::NOT_SUPPORTED);
+            }
+            if ask(ORDERING)? >= ORDER_OF_OWNER {
+                return Ok(None);
+            }
+            if ask(FLUSH_OPTIONS)? & FLUSH_BY_HOST == 0 {
+                return Err(Failure::NOT_SUPPORTED);
+            }
+            Ok(Some(Flush(context)))
+        })
     }
 
     /// Whether memory without a context is that of cuMemCreate.
@@ -85,23 +116,4 @@ impl Cuda {
         // SAFETY: the call takes numbers only.
         self.within(context, || done(unsafe { (direct.flush)(CURRENT, TO_ALL) }))
     }
-}
-
-/// Whether a flush is needed. Failures: as [`Cuda::dmabuf`].
-fn order(direct: Direct, ordinal: c_int) -> Result<bool, Failure> {
-    let ask = |which| {
-        let mut value = 0;
-        // SAFETY: a local.
-        done(unsafe { (direct.attribute)(&mut value, which, ordinal) }).map(|()| value)
-    };
-    if ask(DMA_BUFS)? == 0 {
-        return Err(Failure::NOT_SUPPORTED);
-    }
-    if ask(ORDERING)? >= ORDER_OF_OWNER {
-        return Ok(false);
-    }
-    if ask(FLUSH_OPTIONS)? & FLUSH_BY_HOST == 0 {
-        return Err(Failure::NOT_SUPPORTED);
-    }
-    Ok(true)
 }

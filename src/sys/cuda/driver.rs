@@ -90,8 +90,11 @@ functions! { Flags
     set c"cuCtxSetFlags" (c_uint);
 }
 
-functions! { Direct
+functions! { Exporting
     dmabuf c"cuMemGetHandleForAddressRange" (*mut c_int, u64, usize, c_int, c_ulonglong);
+}
+
+functions! { Direct
     flush c"cuFlushGPUDirectRDMAWrites" (c_int, c_int);
     attribute c"cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
 }
@@ -139,8 +142,10 @@ pub(crate) struct Cuda {
     pub(super) functions: Functions,
     /// Those for memory without an IPC handle; older drivers do not have them.
     pub(super) sharing: Option<Sharing>,
-    /// For network devices; since CUDA 11.7.
+    /// For network devices; since CUDA 11.3.
     pub(super) direct: Option<Direct>,
+    /// Since CUDA 11.7.
+    pub(super) exporting: Option<Exporting>,
     pub(super) registering: Option<Registering>,
     /// Since CUDA 12.0.
     identity: Option<Identity>,
@@ -207,8 +212,8 @@ impl Cuda {
             let (sharing, identity) = (Sharing::of(&library), Identity::of(&library));
             let (flags, home) = (Flags::of(&library), Home::here());
             let (functions, direct) = (Functions::of(&library)?, Direct::of(&library));
-            let registering = Registering::of(&library);
-            Some(Self { functions, sharing, direct, registering, identity, flags, home })
+            let (exporting, registering) = (Exporting::of(&library), Registering::of(&library));
+            Some(Self { functions, sharing, direct, exporting, registering, identity, flags, home })
         };
         CUDA.get_or_make(|| of(Library::open(c"libcuda.so.1")?)).as_ref()
     }

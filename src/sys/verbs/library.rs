@@ -14,13 +14,29 @@ use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::path::PathBuf;
 use std::ptr::NonNull;
 
-/// The directory in which the kernel lists RDMA devices, where libibverbs looks for it: SYSFS_PATH moves it, unless the
+/// The kernel's directory of devices, where libibverbs looks for it: SYSFS_PATH moves it, unless the
 /// program runs with another user's rights (`ibv_get_sysfs_path` of rdma-core's libibverbs/sysfs.c).
-pub(super) fn class() -> PathBuf {
+fn sysfs() -> PathBuf {
     // SAFETY: the calls only return numbers.
     let plain = unsafe { libc::getuid() == libc::geteuid() };
     let moved = std::env::var_os("SYSFS_PATH").filter(|path| plain && !path.is_empty());
-    moved.map_or_else(|| PathBuf::from("/sys"), PathBuf::from).join("class/infiniband")
+    moved.map_or_else(|| PathBuf::from("/sys"), PathBuf::from)
+}
+
+/// The directory in which the kernel lists RDMA devices.
+pub(super) fn class() -> PathBuf {
+    sysfs().join("class/infiniband")
+}
+
+/// Whether a module is loaded that lets RDMA devices register memory of NVIDIA's GPUs by its address: nvidia-peermem, or the older
+/// nv_peer_mem, where NCCL looks for them (`ncclIbGdrModuleLoaded` of src/transport/net_ib.cc).
+pub(crate) fn has_peer_memory() -> bool {
+    const MODULES: [&str; 3] = [
+        "module/nvidia_peermem",
+        "kernel/mm/memory_peers/nv_mem",
+        "kernel/mm/memory_peers/nv_mem_nc",
+    ];
+    MODULES.iter().any(|module| sysfs().join(module).exists())
 }
 
 /// True if this host has any RDMA device. Without one, libibverbs is not even looked for.

@@ -96,6 +96,12 @@ pub(crate) extern "C" fn fake_verbs_flush() {
     nic::flush();
 }
 
+/// For the double of CUDA: memory is freed, of which devices lose what they have registered by its address.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fake_verbs_revoke(addr: u64, len: u64) {
+    nic::revoke(addr, len);
+}
+
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     // SAFETY: a registration.

@@ -15,7 +15,7 @@ pub(crate) use devices::EventKind;
 pub(crate) use objects::Handle;
 pub(crate) use pair::{Attributes, Kind, Made, Operation, Send};
 pub(crate) use queue::{Entry, Receive};
-pub(crate) use regions::{Segment, flush};
+pub(crate) use regions::{Segment, flush, revoke};
 pub(crate) use view::PortView;
 
 use crate::counters::{self, Counter, count};

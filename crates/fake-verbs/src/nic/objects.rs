@@ -5,13 +5,12 @@ use super::Nic;
 use super::queue::{Channel, Entry, Of, Queue, Receive, Receives};
 use crate::counters::{Counter, count};
 use crate::personality::Srq;
-use crate::sys::Count;
+use crate::sys::{self, Count};
 use crate::verify::violation;
 use crate::wire::Route;
 use rdma_core_sys::IBV_ACCESS_ON_DEMAND;
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
 /// The destination of datagrams.
@@ -55,7 +54,13 @@ impl Nic {
         if access & IBV_ACCESS_ON_DEMAND != 0 && !self.personality.driver.on_demand {
             return Err(libc::EINVAL);
         }
-        self.regions.add(domain, (addr, len), access, self.weather.locked_bytes)
+        match sys::peer_memory(addr, len) {
+            Some((pages, offset)) => {
+                let from = (pages.as_fd(), offset);
+                self.regions.add_buffer(domain, (addr, len), from, (access, true))
+            }
+            None => self.regions.add(domain, (addr, len), access, self.weather.locked_bytes),
+        }
     }
 
     /// The same for memory of a dma-buf.
@@ -69,7 +74,7 @@ impl Nic {
         if !self.personality.driver.dmabuf {
             return Err(libc::EOPNOTSUPP);
         }
-        self.regions.add_buffer(domain, memory, from, access)
+        self.regions.add_buffer(domain, memory, from, (access, false))
     }
 
     /// What the kernel answers to a descriptor that is none. Errors: EOPNOTSUPP where the driver has no dma-bufs, else EBADF.

@@ -48,13 +48,16 @@ impl Region {
     }
 }
 
-/// Memory of a dma-buf.
+/// Memory of a GPU.
 #[derive(Debug)]
 struct Buffer {
     /// The address under which it is registered.
     addr: u64,
     len: u64,
-    shown: Shown,
+    /// `None`: it was freed, and had been registered by its address.
+    shown: Option<Shown>,
+    /// It was registered by its address.
+    by_address: bool,
     /// Writes that are not in the memory yet.
     held: Vec<(u64, Vec<u8>)>,
 }
@@ -76,8 +79,13 @@ fn ended() -> MutexGuard<'static, Vec<Buffer>> {
 impl Buffer {
     /// Where the double has the bytes of a segment; `None`: they are of other memory.
     fn find(&self, addr: u64, len: usize) -> Option<u64> {
-        let at = addr.checked_sub(self.addr)?;
-        (at + len as u64 <= self.len).then_some(self.shown.addr() + at)
+        let at = addr.checked_sub(self.addr).filter(|at| at + len as u64 <= self.len)?;
+        if self.shown.is_none() && len > 0 {
+            violation(&format!(
+                "{len} bytes at {addr:#x} are accessed after they were freed, which ends a registration by nvidia-peermem"
+            ));
+        }
+        self.shown.as_ref().map(|shown| shown.addr() + at)
     }
 
     fn flush(&mut self) {
@@ -91,6 +99,16 @@ impl Buffer {
 pub(crate) fn flush() {
     ended().drain(..).for_each(|mut buffer| buffer.flush());
     buffers().values_mut().for_each(Buffer::flush);
+}
+
+/// Memory is freed: devices lose what they have registered of it by its address, and what they have written there is gone.
+pub(crate) fn revoke(addr: u64, len: u64) {
+    let mut buffers = buffers();
+    let all = buffers.values_mut().filter(|buffer| buffer.by_address);
+    for buffer in all.filter(|its| its.addr < addr + len && addr < its.addr + its.len) {
+        buffer.held.clear();
+        buffer.shown = None;
+    }
 }
 
 /// What a device wants to do with memory.
@@ -156,13 +174,14 @@ impl Regions {
     }
 
     /// The same for `len` bytes of a dma-buf from `offset` on, under the address `addr`. Errors: EINVAL also for an offset
-    /// that is elsewhere in its page than the address, and for bytes beyond the end; EBADF.
+    /// that is elsewhere in its page than the address, and for bytes beyond the end; EBADF. `by_address`: it is no dma-buf, but shows
+    /// memory of a GPU that is registered by its address.
     pub(super) fn add_buffer(
         &mut self,
         domain: u32,
         (addr, len): (u64, u64),
         (fd, offset): (BorrowedFd<'_>, u64),
-        access: ibv_access_flags,
+        (access, by_address): (ibv_access_flags, bool),
     ) -> Result<u32, i32> {
         const PAGE: u64 = 4096;
         let remote_write = access & IBV_ACCESS_REMOTE_WRITE != 0;
@@ -173,14 +192,17 @@ impl Regions {
         if refused {
             return Err(libc::EINVAL);
         }
-        let shown = Shown::map(fd, offset, len)?;
+        if access & IBV_ACCESS_RELAXED_ORDERING != 0 && access & IBV_ACCESS_REMOTE_READ != 0 {
+            violation("memory that peers read is registered with relaxed ordering");
+        }
+        let shown = Some(Shown::map(fd, offset, len)?);
         // Nothing of it is locked memory of the process.
         let region = Region { domain, addr, len: 0, access, written: None };
         let key = self.insert(region);
         if let Some(region) = self.by_key.get_mut(&key) {
             region.len = len;
         }
-        buffers().insert(key, Buffer { addr, len, shown, held: Vec::new() });
+        buffers().insert(key, Buffer { addr, len, shown, by_address, held: Vec::new() });
         Ok(key)
     }
 
@@ -418,7 +440,8 @@ mod tests {
         // A key that no other test of this process has.
         let mut regions = Regions { last: 0x7700_0000, ..Regions::default() };
         let mut add = |at, len, offset| {
-            regions.add_buffer(1, (at, len), (file.as_fd(), offset), IBV_ACCESS_LOCAL_WRITE)
+            let access = (IBV_ACCESS_LOCAL_WRITE, false);
+            regions.add_buffer(1, (at, len), (file.as_fd(), offset), access)
         };
         assert_eq!(add(AT + 1, 10, 0), Err(libc::EINVAL), "another place in its page");
         assert_eq!(add(AT, 8193, 0), Err(libc::EINVAL), "beyond the end");
@@ -441,6 +464,28 @@ mod tests {
         assert_eq!(there(), [4, 5, 6], "the end of a registration pushes nothing");
         flush();
         assert_eq!(there(), [7, 5, 6]);
+    }
+
+    #[test]
+    #[should_panic(expected = "accessed after they were freed")]
+    fn memory_that_is_registered_by_its_address_is_lost_when_it_is_freed() {
+        use std::os::fd::AsFd;
+        const AT: u64 = 0x7100_0000_0000;
+        let name = format!("fake-verbs-peer-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path);
+        let file = file.unwrap();
+        std::fs::remove_file(path).unwrap();
+        file.set_len(4096).unwrap();
+        let mut regions = Regions { last: 0x7600_0000, ..Regions::default() };
+        let access = (IBV_ACCESS_LOCAL_WRITE, true);
+        let key = regions.add_buffer(1, (AT, 4096), (file.as_fd(), 0), access).unwrap();
+        let segment = Segment { addr: AT, len: 1, key };
+        regions.write(1, &[segment], 0, &[1]);
+        revoke(AT + 4096, 4096);
+        assert_eq!(regions.read(1, &[segment], "other memory was freed"), [1]);
+        revoke(AT, 1);
+        regions.write(1, &[segment], 0, &[1]);
     }
 
     #[test]

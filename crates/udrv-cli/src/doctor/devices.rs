@@ -14,9 +14,25 @@ fn moved() -> Option<OsString> {
     std::env::var_os("SYSFS_PATH").filter(|path| !path.is_empty())
 }
 
+/// The kernel's directory of devices.
+fn sysfs() -> PathBuf {
+    moved().unwrap_or_else(|| "/sys".into()).into()
+}
+
 /// Where the kernel lists the devices.
 fn folder() -> PathBuf {
-    Path::new(&moved().unwrap_or_else(|| "/sys".into())).join("class/infiniband")
+    sysfs().join("class/infiniband")
+}
+
+/// Whether RDMA devices may register memory of GPUs by its address, as the provider finds out. `None`: there is no GPU.
+fn peer_memory(sysfs: &Path, gpus: &Path) -> Option<Finding> {
+    let modules = ["module/nvidia_peermem", "kernel/mm/memory_peers/nv_mem"];
+    let loaded = modules.iter().any(|module| sysfs.join(module).exists());
+    let says = match loaded {
+        true => "nvidia-peermem is loaded: RDMA devices without dma-bufs register memory of GPUs",
+        false => "nvidia-peermem is not loaded: memory of GPUs needs RDMA devices with dma-bufs",
+    };
+    (!entries(gpus).is_empty()).then(|| Finding::new("devices", Note, says))
 }
 
 /// This machine has RDMA devices.
@@ -38,6 +54,7 @@ pub(super) fn check() -> Vec<Finding> {
         .flat_map(|device| entries(&device.join("ports")))
         .map(|port| check_port(&port))
         .collect();
+    findings.extend(peer_memory(&sysfs(), Path::new("/proc/driver/nvidia/gpus")));
     let verdicts = verdicts();
     if verdicts.iter().any(|finding| finding.verdict == Good) {
         findings.extend(verdicts);
@@ -129,6 +146,20 @@ fn libloading_finds(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn with_a_gpu_it_is_said_whether_its_memory_can_be_registered_by_address() {
+        let place = std::env::temp_dir().join(format!("udrv-doctor-gpu-{}", std::process::id()));
+        let gpus = place.join("gpus");
+        std::fs::create_dir_all(&place).unwrap();
+        assert!(super::peer_memory(&place, &gpus).is_none());
+        std::fs::create_dir_all(gpus.join("0000:3b:00.0")).unwrap();
+        let says = || super::peer_memory(&place, &gpus).unwrap().says;
+        assert!(says().starts_with("nvidia-peermem is not loaded"));
+        std::fs::create_dir_all(place.join("module/nvidia_peermem")).unwrap();
+        assert!(says().starts_with("nvidia-peermem is loaded"));
+        std::fs::remove_dir_all(&place).unwrap();
+    }
+
     #[test]
     fn a_port_without_a_rate_is_shown_without_it() {
         let place = std::env::temp_dir().join(format!("udrv-doctor-{}", std::process::id()));

@@ -1,15 +1,18 @@
-//! Memory of GPUs that an RDMA device accesses itself (GPUDirect RDMA), registered by the descriptor of a dma-buf.
+//! Memory of GPUs that an RDMA device accesses itself (GPUDirect RDMA), registered by the descriptor of a dma-buf. Where that
+//! fails for more than want of room, the memory is registered by its address, if a module of the kernel is loaded that knows it
+//! (nvidia-peermem).
 //!
 //! A registration of a whole allocation is kept for later messages ([`Allocations`]) under the number that the driver gives an
 //! allocation (BUFFER_ID), which no other one of the process has. The driver is asked for the number of the address each time,
 //! so memory that was freed, and whose address another allocation has since, is never taken for it. Memory of cuMemCreate is told
-//! by MEMORY_BLOCK_ID too.
+//! by MEMORY_BLOCK_ID too. nvidia-peermem ends a registration when its memory is freed, so what is kept of it is of no use then, but
+//! harmless.
 //!
 //! Not run on a GPU; on doubles of the driver and of the device only.
 
 use super::allocations::Allocations;
 use crate::sys::cuda::{Allocation, Cuda, Failure, Flush};
-use crate::sys::verbs::{Permission, Registrar, Registration};
+use crate::sys::verbs::{Permission, Registrar, Registration, has_peer_memory};
 use crate::sys::{Errno, clock};
 use crate::telemetry::log;
 use std::os::fd::AsFd;
@@ -18,6 +21,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The memory of GPUs that is registered with one protection domain.
 pub(super) struct Gpus {
     registrar: Registrar,
+    /// Registers dma-bufs.
+    dmabufs: bool,
+    /// Registers memory of GPUs by its address.
+    by_address: bool,
     /// For requests of messages: what it allows.
     permission: Permission,
     /// Whole allocations; `None`: none is kept, and each request registers its bytes, as it does of memory that might not be told
@@ -38,17 +45,28 @@ pub(super) struct Registered {
 enum Refused {
     ByCuda(Failure),
     ByDevice(Errno),
+    OfAddress(Errno),
 }
 
 impl Refused {
     fn tell(&self) {
-        if let Self::ByCuda(failure) = self {
-            log::limited!(
+        match self {
+            Self::ByCuda(failure) => log::limited!(
                 cause: failure.0,
                 "CUDA answers {} where a dma-buf of device memory is asked for",
                 failure.0
-            );
+            ),
+            Self::OfAddress(errno) => log::limited!(
+                cause: errno.0,
+                "an RDMA device does not register memory of a GPU by nvidia-peermem: {errno}"
+            ),
+            Self::ByDevice(_) => {}
         }
+    }
+
+    /// It may be otherwise later.
+    fn is_shortage(self) -> bool {
+        Errno::from(self) == Errno(libc::ENOMEM)
     }
 }
 
@@ -59,9 +77,14 @@ impl From<Refused> for Errno {
             Refused::ByCuda(Failure::NOT_SUPPORTED) => Self(libc::EOPNOTSUPP),
             Refused::ByCuda(failure) if failure.is_shortage() => Self(libc::ENOMEM),
             Refused::ByCuda(_) => Self(libc::EIO),
-            Refused::ByDevice(Self(libc::EINTR | libc::EAGAIN)) => Self(libc::ENOMEM),
-            Refused::ByDevice(errno) if errno.is_shortage() => Self(libc::ENOMEM),
+            Refused::ByDevice(errno) | Refused::OfAddress(errno)
+                if errno.is_shortage() || matches!(errno.0, libc::EINTR | libc::EAGAIN) =>
+            {
+                Self(libc::ENOMEM)
+            }
             Refused::ByDevice(errno) => errno,
+            // The module does not know it, and will not.
+            Refused::OfAddress(_) => Self(libc::EOPNOTSUPP),
         }
     }
 }
@@ -82,22 +105,29 @@ impl Gpus {
             ));
             return None;
         }
-        if let Err(errno) = registrar.takes_dmabufs() {
+        let (takes, by_address) = (registrar.takes_dmabufs(), has_peer_memory());
+        if let (Err(errno), false) = (takes, by_address) {
             let why = match errno.0 {
                 libc::ENOSYS => "libibverbs has no ibv_reg_dmabuf_mr, which rdma-core 34 brings",
                 _ => "its driver, or the kernel, registers no dma-bufs",
             };
             log::info(format_args!(
-                "{name} does not access memory of GPUs, which is copied through the host: {why} ({errno})"
+                "{name} does not access memory of GPUs, which is copied through the host: {why} ({errno}), and nvidia-peermem is not loaded"
             ));
             return None;
         }
-        log::info(format_args!("{name} accesses memory of GPUs, which is registered by dma-buf"));
+        let how = match (takes.is_ok(), by_address) {
+            (true, true) => "dma-buf, or by nvidia-peermem where that fails",
+            (true, false) => "dma-buf",
+            (false, _) => "nvidia-peermem",
+        };
+        log::info(format_args!("{name} accesses memory of GPUs, which is registered by {how}"));
         let permission = match offers {
             true => Permission::Exposed { reads: true, writes: true },
             false => Permission::RemoteWrite,
         };
-        Some(Self { registrar, permission, kept: keeps.then(Mutex::default) })
+        let (dmabufs, kept) = (takes.is_ok(), keeps.then(Mutex::default));
+        Some(Self { registrar, dmabufs, by_address, permission, kept })
     }
 
     /// A registration that has the `len` bytes at `addr`. Errors: EFAULT for bytes of more than one allocation; ENOMEM where that may
@@ -171,11 +201,26 @@ impl Gpus {
         (addr, len): (u64, usize),
         permission: Permission,
     ) -> Result<Registered, Refused> {
-        let exported = cuda.dmabuf(of, (addr, len)).map_err(Refused::ByCuda)?;
-        let at = (addr - exported.start, addr, len);
-        let registered = self.registrar.register_dmabuf(exported.fd.as_fd(), at, permission);
-        let registration = registered.map_err(Refused::ByDevice)?;
-        Ok(Registered { registration: Arc::new(registration), flush: exported.flush })
+        let by_dmabuf = || -> Result<_, Refused> {
+            let exported = cuda.dmabuf(of, (addr, len)).map_err(Refused::ByCuda)?;
+            let at = (addr - exported.start, addr, len);
+            let made = self.registrar.register_dmabuf(exported.fd.as_fd(), at, permission);
+            Ok((made.map_err(Refused::ByDevice)?, exported.flush))
+        };
+        let by_address = || -> Result<_, Refused> {
+            let flush = cuda.pinned(of).map_err(|failure| match failure {
+                Failure::NOT_SUPPORTED => Refused::OfAddress(Errno(libc::EOPNOTSUPP)),
+                other => Refused::ByCuda(other),
+            })?;
+            let made = self.registrar.register(addr as usize, len, permission);
+            Ok((made.map_err(Refused::OfAddress)?, flush))
+        };
+        let made = match self.dmabufs.then(by_dmabuf) {
+            None => by_address(),
+            Some(Err(refused)) if self.by_address && !refused.is_shortage() => by_address(),
+            Some(made) => made,
+        };
+        made.map(|(made, flush)| Registered { registration: Arc::new(made), flush })
     }
 }
 
