@@ -6,8 +6,9 @@
 
 use crate::sys::dl::Library;
 use crate::sys::made_once::MadeOnce;
+use crate::sys::net::PciAddress;
 use crate::sys::process::Home;
-use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::mem::transmute;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -90,6 +91,10 @@ functions! { Flags
     set c"cuCtxSetFlags" (c_uint);
 }
 
+functions! { Places
+    address c"cuDeviceGetPCIBusId" (*mut c_char, c_int, c_int);
+}
+
 functions! { Exporting
     dmabuf c"cuMemGetHandleForAddressRange" (*mut c_int, u64, usize, c_int, c_ulonglong);
 }
@@ -147,6 +152,7 @@ pub(crate) struct Cuda {
     /// Since CUDA 11.7.
     pub(super) exporting: Option<Exporting>,
     pub(super) registering: Option<Registering>,
+    places: Option<Places>,
     /// Since CUDA 12.0.
     identity: Option<Identity>,
     /// Since CUDA 12.1.
@@ -213,7 +219,18 @@ impl Cuda {
             let (flags, home) = (Flags::of(&library), Home::here());
             let (functions, direct) = (Functions::of(&library)?, Direct::of(&library));
             let (exporting, registering) = (Exporting::of(&library), Registering::of(&library));
-            Some(Self { functions, sharing, direct, exporting, registering, identity, flags, home })
+            let places = Places::of(&library);
+            Some(Self {
+                functions,
+                sharing,
+                direct,
+                exporting,
+                registering,
+                places,
+                identity,
+                flags,
+                home,
+            })
         };
         CUDA.get_or_make(|| of(Library::open(c"libcuda.so.1")?)).as_ref()
     }
@@ -326,6 +343,19 @@ impl Cuda {
         // SAFETY: a local.
         done(unsafe { (self.functions.device)(&mut device) })?;
         Ok(device)
+    }
+
+    /// Where the device of this thread's context is on the bus. `None`: it has no context, or the driver does not say.
+    pub(crate) fn address_on_bus(&self) -> Option<PciAddress> {
+        let (places, mut text) = (self.places?, [0_u8; 32]);
+        if self.current() == 0 {
+            return None;
+        }
+        let (device, len) = (self.device().ok()?, text.len() as c_int);
+        // SAFETY: a local of that length, which gets a C string.
+        done(unsafe { (places.address)(text.as_mut_ptr().cast(), len, device) }).ok()?;
+        let text = CStr::from_bytes_until_nul(&text).ok()?;
+        PciAddress::from_text(text.to_str().ok()?)
     }
 
     /// The context of a handle, which must be that of a context that has not ended.

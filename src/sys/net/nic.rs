@@ -1,6 +1,7 @@
 //! What the kernel tells about the device behind an interface (netdevice(7), ethtool).
 
 use crate::sys::errno::check;
+use std::fmt;
 use std::mem::offset_of;
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
@@ -64,6 +65,13 @@ impl PciAddress {
     }
 }
 
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { domain, bus, device, function } = self;
+        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
+    }
+}
+
 impl Nic {
     /// The device behind the interface `name`.
     pub(crate) fn of(name: &str) -> Self {
@@ -78,9 +86,7 @@ impl Nic {
         });
         let identifier = |what: &str| {
             let pci = pci?;
-            let PciAddress { domain, bus, device, function } = pci;
-            let place = format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}");
-            let text = std::fs::read_to_string(format!("/sys/bus/pci/devices/{place}/{what}"));
+            let text = std::fs::read_to_string(format!("/sys/bus/pci/devices/{pci}/{what}"));
             Some(text.ok()?.trim().to_owned())
         };
         let some = |text: String| Some(text).filter(|text| !text.is_empty() && text != "N/A");

@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 
 /// The kernel's directory of devices, where libibverbs looks for it: SYSFS_PATH moves it, unless the
 /// program runs with another user's rights (`ibv_get_sysfs_path` of rdma-core's libibverbs/sysfs.c).
-fn sysfs() -> PathBuf {
+pub(crate) fn sysfs() -> PathBuf {
     // SAFETY: the calls only return numbers.
     let plain = unsafe { libc::getuid() == libc::geteuid() };
     let moved = std::env::var_os("SYSFS_PATH").filter(|path| plain && !path.is_empty());

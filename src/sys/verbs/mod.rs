@@ -29,7 +29,7 @@ mod ud;
 pub(crate) use device::{Device, DeviceList, OpenDevice};
 pub(crate) use events::{About, DeviceEvent};
 pub(crate) use fork::{copies_at_fork, fork_hazard};
-pub(crate) use library::{has_peer_memory, names, present, shows};
+pub(crate) use library::{has_peer_memory, names, present, shows, sysfs};
 pub(crate) use marks::{Marks, flow_label};
 pub(crate) use mr::{Permission, Registrar, Registration, prefers_any_order};
 pub(crate) use port::{Gid, GidKind, LinkLayer, Partition, Port};

@@ -4,9 +4,10 @@
 
 use super::choice::Candidate;
 use super::config::NicName;
+use crate::sys::cuda::Cuda;
 use crate::sys::few;
-use crate::sys::topology::numa_distance;
-use crate::sys::verbs::{Device, DeviceList, OpenDevice};
+use crate::sys::topology::{numa_distance, shared_way};
+use crate::sys::verbs::{Device, DeviceList, OpenDevice, sysfs};
 
 /// What sysfs tells of the devices.
 pub(super) struct Listed<'a> {
@@ -58,6 +59,8 @@ pub(super) fn opened(
     refused: &mut Vec<String>,
 ) -> Vec<(OpenDevice, Candidate)> {
     let mut all = Vec::new();
+    // Nobody has loaded CUDA without FI_HMEM.
+    let gpu = Cuda::get().and_then(Cuda::address_on_bus);
     for device in devices {
         let name = device.name();
         let (facts, device) = match device.open().and_then(|it| Ok((it.facts()?, it))) {
@@ -73,8 +76,16 @@ pub(super) fn opened(
                 Ok((port, gids)) => {
                     let distance = facts.numa_node.and_then(numa_distance);
                     let partitions = device.partitions(&port);
-                    let candidate =
-                        Candidate { device: name.clone(), port, gids, partitions, distance };
+                    let beside = |gpu| shared_way(&sysfs(), facts.pci?, gpu);
+                    let beside_gpu = gpu.and_then(beside);
+                    let candidate = Candidate {
+                        device: name.clone(),
+                        port,
+                        gids,
+                        partitions,
+                        distance,
+                        beside_gpu,
+                    };
                     all.push((device.clone(), candidate));
                 }
                 Err(errno) => refused.push(format!("{name}:{number} does not answer: {errno}")),

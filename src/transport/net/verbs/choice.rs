@@ -20,6 +20,11 @@ pub(super) struct Candidate {
     pub(super) partitions: Vec<Partition>,
     /// Distance from the calling processor, 10 is nearest; `None`: unknown.
     pub(super) distance: Option<u32>,
+    /// What it shares with the GPU of the calling thread of the way on the bus ([`shared_way`]); `None`: there is no GPU, or it is
+    /// unknown.
+    ///
+    /// [`shared_way`]: crate::sys::topology::shared_way
+    pub(super) beside_gpu: Option<u32>,
 }
 
 /// A port to use, if it works.
@@ -74,8 +79,9 @@ pub(super) fn choose(candidates: &[Candidate], wish: &Wish<'_>) -> (Vec<Choice>,
             Ok(choices) => {
                 let near = candidate.distance.unwrap_or(u32::MAX);
                 let slow = slowness(candidate.port.speed_bps);
+                let far = u32::MAX - candidate.beside_gpu.unwrap_or(0);
                 for (nth, (rank, choice)) in choices.into_iter().enumerate() {
-                    fit.push(((slow, near, nth, rank), choice));
+                    fit.push(((slow, far, near, nth, rank), choice));
                 }
             }
             Err(why) => {
@@ -117,7 +123,7 @@ fn judge(
     wish: &Wish<'_>,
     named: bool,
 ) -> Result<Vec<(u32, Choice)>, &'static str> {
-    let Candidate { device, port, gids, partitions, distance } = candidate;
+    let Candidate { device, port, gids, partitions, distance, beside_gpu } = candidate;
     if !named && !wish.nics.is_empty() {
         return Err("is not in FI_UDRV_NIC");
     }
@@ -155,8 +161,12 @@ fn judge(
     };
     let by = if named { "FI_UDRV_NIC names it, " } else { "" };
     let near = distance.map(|distance| format!(", NUMA distance {distance}")).unwrap_or_default();
+    let beside = match beside_gpu {
+        Some(shared) => format!(", {shared} bridges or ports in common with the GPU"),
+        None => String::new(),
+    };
     let choice = |(rank, gid, what): (u32, Gid, &str)| {
-        let reason = format!("{by}{what}{near}");
+        let reason = format!("{by}{what}{beside}{near}");
         (rank, Choice { device: device.clone(), port: *port, gid, partition, reason })
     };
     Ok(ways.into_iter().map(choice).collect())
@@ -256,14 +266,14 @@ mod tests {
         ];
         let port = port(1, LinkLayer::Ethernet);
         let partitions = vec![MEMBER];
-        Candidate { device: device.to_owned(), port, gids, partitions, distance }
+        Candidate { device: device.to_owned(), port, gids, partitions, distance, beside_gpu: None }
     }
 
     fn infiniband(device: &str, distance: Option<u32>) -> Candidate {
         let gids = vec![gid(0, "fe80::2:3", GidKind::InfiniBand)];
         let port = port(1, LinkLayer::InfiniBand);
         let partitions = vec![MEMBER];
-        Candidate { device: device.to_owned(), port, gids, partitions, distance }
+        Candidate { device: device.to_owned(), port, gids, partitions, distance, beside_gpu: None }
     }
 
     fn spread(rank: u32) -> Spread {
@@ -343,6 +353,27 @@ mod tests {
         );
         assert_eq!(order(&all, "a,c", "10.0.0.1", 1), ["a", "c"], "nearer than the other one");
         assert_eq!(order(&all, "d,b,a", "10.0.0.1", 1), ["d", "b", "a"], "named ones too");
+    }
+
+    #[test]
+    fn among_equally_fast_ports_that_beside_the_gpu_comes_first() {
+        let beside = |name, shared, distance| Candidate {
+            beside_gpu: shared,
+            ..infiniband(name, Some(distance))
+        };
+        let mut all = [
+            beside("same-node", Some(1), 10),
+            beside("same-switch", Some(3), 20),
+            beside("other-node", Some(0), 20),
+            beside("also-same-switch", Some(3), 20),
+        ];
+        let expected = ["same-switch", "also-same-switch", "same-node", "other-node"];
+        assert_eq!(order(&all, "", "10.0.0.1", 0), expected);
+        assert_eq!(order(&all, "", "10.0.0.1", 1)[0], "also-same-switch", "in turn");
+        let best = choose(&all, &wish("10.0.0.1")).0.remove(0);
+        assert!(best.reason.starts_with("InfiniBand, 3 bridges or ports in common with the GPU,"));
+        all[0].port.speed_bps = 800_000_000_000;
+        assert_eq!(order(&all, "", "10.0.0.1", 0)[0], "same-node", "it is faster");
     }
 
     #[test]
