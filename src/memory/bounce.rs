@@ -7,6 +7,8 @@
 //! Bytes that arrive in packets go the other way: they are gathered in a buffer ([`Gathered`]). When that is full, its copy to the device
 //! begins, and the next buffer is filled. A peer's device may fill the buffer instead.
 //!
+//! A buffer takes bytes of as many ranges of a list as belong to one context.
+//!
 //! Each context has [`BUFFERS`](mover::BUFFERS) of them, which stay registered. A message takes those that it could do without (`ahead`) only from
 //! there. The one that it needs is made where there is none, so that no message waits for another one, whose peer may have
 //! stopped; it is pageable, and its copy may last as long as the call. Bytes that may come late leave half of the registered ones.
@@ -40,7 +42,7 @@ pub(crate) enum Part {
 #[derive(Debug)]
 pub(crate) struct Gathered {
     copied: Copied,
-    to: usize,
+    to: SegmentList,
     filled: usize,
 }
 
@@ -72,12 +74,9 @@ impl Part {
         (offset, len): (usize, usize),
         ahead: bool,
     ) -> Result<Option<Self>, Failure> {
-        let piece = list.piece(offset, len.min(LEN));
-        let (site, addr) = piece.range().ok_or(NONE)?;
-        let Some(site) = site else {
-            let start = std::ptr::with_exposed_provenance(addr);
-            // SAFETY: a part of what the application lent.
-            return Ok(Some(Self::Here(unsafe { SegmentList::contiguous(start, piece.len()) })));
+        let piece = list.of_one_site(offset, len.min(LEN));
+        let Some(site) = piece.site() else {
+            return piece.range().map(|_| Some(Self::Here(piece))).ok_or(NONE);
         };
         let begin = || {
             let need = if ahead { Need::Ahead } else { Need::Now };
@@ -85,7 +84,7 @@ impl Part {
                 return Ok(None);
             };
             // SAFETY: the application lent the memory to an operation that ends after the copy, or drops it.
-            unsafe { copied.start(addr, Way::Read) }?;
+            unsafe { copied.start(&piece, Way::Read) }?;
             Ok(Some(Self::Copied(copied)))
         };
         begin().inspect_err(|failure| say(*failure))
@@ -124,10 +123,10 @@ impl Gathered {
         (offset, len): (usize, usize),
         ahead: bool,
     ) -> Result<Option<Self>, Failure> {
-        let piece = list.piece(offset, len.min(LEN));
-        let Some((Some(site), to)) = piece.range() else { return Ok(None) };
+        let to = list.of_one_site(offset, len.min(LEN));
+        let Some(site) = to.site() else { return Ok(None) };
         let need = if ahead { Need::Ahead } else { Need::Arrival };
-        let copied = Copied::prepare(site, piece.len(), need).inspect_err(|failure| say(*failure));
+        let copied = Copied::prepare(site, to.len(), need).inspect_err(|failure| say(*failure));
         Ok(copied?.map(|copied| Self { copied, to, filled: 0 }))
     }
 
@@ -152,7 +151,7 @@ impl Gathered {
     pub(crate) fn copy(self) -> Result<Copied, Failure> {
         let Self { mut copied, to, .. } = self;
         // SAFETY: the application lent the memory to an operation that ends after the copy, or drops it.
-        unsafe { copied.start(to, Way::Write) }.inspect_err(|failure| say(*failure))?;
+        unsafe { copied.start(&to, Way::Write) }.inspect_err(|failure| say(*failure))?;
         Ok(copied)
     }
 }
@@ -204,22 +203,27 @@ impl Buffer {
 }
 
 impl Copied {
-    /// Begins to copy between the buffer and device memory.
+    /// Begins to copy between the buffer and device memory of its site, of which the end of the last range is the end of all.
     ///
     /// # Safety
-    /// As many bytes as the buffer has are lent there until [`Self::has_ended`] has answered, or the value is dropped.
-    unsafe fn start(&mut self, device: usize, way: Way) -> Result<(), Failure> {
-        let here = self.bytes().first_addr() as usize;
-        let (to, from) = if way == Way::Write { (device, here) } else { (here, device) };
+    /// The device memory, as many bytes as the buffer has, is lent until [`Self::has_ended`] has answered, or the value is dropped.
+    unsafe fn start(&mut self, device: &SegmentList, way: Way) -> Result<(), Failure> {
+        let mut here = self.bytes().first_addr() as usize;
+        let mut copies = device.registrable().map(|(range, _)| {
+            let (at, there, len) = (here, range.addr as usize, range.len as usize);
+            here += len;
+            if way == Way::Write { (there, at, len) } else { (at, there, len) }
+        });
         #[cfg(test)]
         if self.site == mover::DOUBLE {
-            self.late = Some(mover::tests::Late::begin(to, from, self.len)?);
+            self.late = Some(mover::tests::Late::begin(copies.collect())?);
             return Ok(());
         }
         let (cuda, lane) = mover::borrow(self.site)?;
         self.lane = Some(lane);
         // SAFETY: the caller vouches for the device memory; the buffer is this copy's until it has ended.
-        let begun = unsafe { cuda.start(&lane, to, from, self.len) };
+        let begun =
+            copies.try_for_each(|(to, from, len)| unsafe { cuda.start(&lane, to, from, len) });
         if begun.is_err() {
             mover::settle(self.site, cuda, &lane);
         }
@@ -265,7 +269,7 @@ impl Copied {
         #[cfg(test)]
         let double = (site == mover::DOUBLE).then(|| {
             let spared = need == Need::Ahead && mover::tests::spares();
-            (!spared).then(Buffer::of_a_test)
+            (!spared).then(Buffer::of_a_test).inspect(|_| mover::tests::note_taken())
         });
         #[cfg(not(test))]
         let double: Option<Option<Buffer>> = None;

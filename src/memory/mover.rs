@@ -577,13 +577,13 @@ pub(crate) mod tests {
     /// A copy that ends some questions after its beginning: it is made then, so that bytes that are used before are wrong.
     #[derive(Debug)]
     pub(crate) struct Late {
-        to: usize,
-        from: usize,
-        len: usize,
+        /// To where, from where, and how many bytes.
+        copies: Vec<(usize, usize, usize)>,
         questions: usize,
     }
 
     thread_local! {
+        static TAKEN: Cell<usize> = const { Cell::new(0) };
         static BEGUN: Cell<usize> = const { Cell::new(0) };
         static LATE: Cell<bool> = const { Cell::new(false) };
         static UNDER_WAY: Cell<usize> = const { Cell::new(0) };
@@ -598,6 +598,15 @@ pub(crate) mod tests {
     /// Bounce buffers of this thread in use, and the most that were at one time.
     pub(crate) fn buffers() -> (usize, usize) {
         BUFFERS.get()
+    }
+
+    /// Bounce buffers that this thread has taken, those that it gave back too.
+    pub(crate) fn taken() -> usize {
+        TAKEN.get()
+    }
+
+    pub(crate) fn note_taken() {
+        TAKEN.set(TAKEN.get() + 1);
     }
 
     /// The most begins anew.
@@ -616,7 +625,7 @@ pub(crate) mod tests {
     }
 
     impl Late {
-        pub(crate) fn begin(to: usize, from: usize, len: usize) -> Result<Self, Failure> {
+        pub(crate) fn begin(copies: Vec<(usize, usize, usize)>) -> Result<Self, Failure> {
             if fails_now() {
                 return Err(Failure(999));
             }
@@ -624,7 +633,7 @@ pub(crate) mod tests {
             UNDER_WAY.set(UNDER_WAY.get() + 1);
             let (now, most) = BUFFERS.get();
             BUFFERS.set((now + 1, most.max(now + 1)));
-            Ok(Self { to, from, len, questions: n * 3 % 5 + 1 })
+            Ok(Self { copies, questions: n * 3 % 5 + 1 })
         }
 
         pub(crate) fn is_under_way(&self) -> bool {
@@ -643,9 +652,11 @@ pub(crate) mod tests {
             if fails_now() {
                 return Err(Failure(999));
             }
-            let to = std::ptr::with_exposed_provenance_mut::<u8>(self.to);
-            // SAFETY: memory of a test, and of a bounce buffer.
-            unsafe { std::ptr::copy(std::ptr::with_exposed_provenance(self.from), to, self.len) };
+            for (to, from, len) in self.copies.drain(..) {
+                let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
+                // SAFETY: memory of a test, and of a bounce buffer.
+                unsafe { std::ptr::copy(std::ptr::with_exposed_provenance(from), to, len) };
+            }
             Ok(true)
         }
     }

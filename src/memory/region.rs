@@ -308,6 +308,22 @@ impl SegmentList {
         self.slice(offset, first.map_or(0, |segment| segment.len))
     }
 
+    /// The part of at most `len` bytes at `offset` that is device memory of one site, or one range of the host's memory.
+    pub(crate) fn of_one_site(&self, offset: usize, len: usize) -> Self {
+        let part = self.slice(offset, len).plain();
+        let mut full = part.iter().filter(|segment| segment.len > 0);
+        let Some(first) = full.next() else { return Self::EMPTY };
+        let goes_on = |next: &&Segment| next.site().is_some() && next.site() == first.site();
+        let more: usize = full.take_while(goes_on).map(|next| next.len).sum();
+        let part = self.slice(offset, first.len + more);
+        if first.site().is_some() { part } else { (*first).into() }
+    }
+
+    /// The site of the first byte, if it is device memory.
+    pub(crate) fn site(&self) -> Option<Site> {
+        self.plain().into_iter().find(|segment| segment.len > 0)?.site()
+    }
+
     /// Begins to fill all of the list, one range, from device memory of another process at `offset`, or (`Write`) to copy it
     /// there. Failures: those of [`Transfer::begin`].
     pub(crate) fn begin_transfer(
@@ -691,6 +707,21 @@ mod tests {
                 assert_eq!(copies.concat().split_at(8 - len).1, want);
             }
         }
+    }
+
+    #[test]
+    fn a_part_of_one_site_has_many_ranges_of_a_device_or_one_of_the_host() {
+        let mut parts = [3, 0, 1, 4].map(|n| vec![0; n]);
+        let at = |which: u8| list(&mut parts.clone()).as_device(which);
+        let len = |which, offset, most| at(which).of_one_site(offset, most).len();
+        assert_eq!([len(15, 0, 8), len(15, 1, 8), len(15, 3, 8), len(15, 2, 3)], [8, 7, 5, 3]);
+        assert_eq!([len(9, 0, 8), len(9, 3, 8), len(9, 4, 8), len(0, 0, 8)], [3, 1, 4, 3]);
+        assert_eq!([len(15, 8, 8), len(15, 0, 0)], [0, 0]);
+        let host = list(&mut parts).as_device(8);
+        let part = host.of_one_site(0, 8);
+        assert!(!part.is_on_device() && part.site().is_none());
+        assert_eq!(part.first_addr(), host.first_addr());
+        assert_eq!(host.of_one_site(5, 9).site(), Some(mover::DOUBLE));
     }
 
     #[test]

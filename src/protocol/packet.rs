@@ -80,7 +80,7 @@ impl Ranges {
         local: &SegmentList,
         offset: usize,
     ) -> Result<usize, SendError> {
-        let how = Put { notify: false, delivered: false, stays: false, token: 0 };
+        let how = Put { notify: false, delivered: false, stays: false, reports: false, token: 0 };
         self.each(local, offset, |local, to| iface.put(peer, local, to, how))
     }
 

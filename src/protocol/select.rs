@@ -66,7 +66,7 @@ pub(super) fn offered<I: Iface>(
 }
 
 /// The lane by which a message of `len` bytes goes through remote buffers: of those that are ready and take its memory, the
-/// one of least cost. One range of device memory that none takes goes through memory of the host. `only`: no other lane
+/// one of least cost. Device memory that none takes goes through memory of the host. `only`: no other lane
 /// will do.
 pub(super) fn remote_buffers<I: Iface>(
     iface: &mut I,
@@ -74,12 +74,8 @@ pub(super) fn remote_buffers<I: Iface>(
     (len, memory): (usize, &SegmentList),
     only: Option<LaneId>,
 ) -> Buffers {
-    let is_one_range = || {
-        let all = memory.piece(0, len);
-        all.len() == len && matches!(all.range(), Some((Some(_), _)))
-    };
     match best(iface, peer, (len, memory), only) {
-        Buffers::No if memory.is_on_device() && is_one_range() => {
+        Buffers::No if memory.is_on_device() => {
             match best(iface, peer, (len, &SegmentList::EMPTY), only) {
                 Buffers::On(lane) => Buffers::On(LaneCaps { device: false, ..lane }),
                 other => other,

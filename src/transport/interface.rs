@@ -229,6 +229,8 @@ pub(crate) struct Put {
     pub(crate) delivered: bool,
     /// The local memory is the engine's, and lives as long as the transport: a persistent registration suffices.
     pub(crate) stays: bool,
+    /// The caller has to hear of the end of a put with notice that works ([`Access::Begun`]), even of a transport that could do without.
+    pub(crate) reports: bool,
     /// Passed to `Handler::on_done`.
     pub(crate) token: u64,
 }
@@ -498,6 +500,12 @@ pub(crate) trait OneSided: Messages {
     fn takes(&mut self, peer: PeerId, lane: LaneId, memory: &SegmentList) -> bool {
         let _ = (peer, lane, memory);
         true
+    }
+
+    /// Whether a receive may be registered on a lane that is ready now, or later, as far as that does not depend on its memory.
+    fn lends(&mut self, peer: PeerId, lane: LaneId) -> Prepared {
+        let _ = (peer, lane);
+        Prepared::Ready
     }
 
     /// Makes a key of a lane to `memory`, one range that the lane takes, for `peer`. It is valid until `invalidate`,

@@ -615,6 +615,10 @@ impl OneSided for Router {
         by_kind!(on_lane_mut, self, lane.kind(), t => t.takes(peer, lane, memory), false)
     }
 
+    fn lends(&mut self, peer: PeerId, lane: LaneId) -> Prepared {
+        by_kind!(on_lane_mut, self, lane.kind(), t => t.lends(peer, lane), Prepared::No)
+    }
+
     fn register(
         &mut self,
         peer: PeerId,

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
 /*
- * staged [MIB [device|host [met]]]: a message of so many MiB, 256 if nothing is said, goes from device memory to memory of the host, or of a device.
- * Both sides look at what memory they need meanwhile (RssAnon): little, not as much as the message. With `met`, they have exchanged other messages
- * before: a lane to the peer is ready. It is linked with the double's libcuda.so.1.
+ * staged [MIB [device|host [met] [ranges] [written]]]: a message of so many MiB, 256 if nothing is said, goes from device memory to memory of the
+ * host, or of a device. Both sides look at what memory they need meanwhile (RssAnon): little, not as much as the message. With `met`, they have
+ * exchanged other messages before: a lane to the peer is ready. With `ranges`, its memory is named in four parts at both sides, some of them short.
+ * With `written`, it is written to a region. It is linked with the double's libcuda.so.1.
  */
 #include "common.h"
 
@@ -16,7 +17,7 @@ extern int cuMemAlloc_v2(ptr *, size_t), cuMemFree_v2(ptr), cuMemcpyHtoD_v2(ptr,
 
 enum { PIECE = 1 << 20, MOST_KIB = 24 << 10 };
 static size_t len = 256 << 20;
-static bool to_device, met;
+static bool to_device, met, ranges, written;
 
 /* Memory that is of no file, KiB. */
 static long anonymous(void)
@@ -66,9 +67,43 @@ static void greet(struct side *side)
 	}
 }
 
+/* Names memory of the message in up to four parts. Returns their number. */
+static size_t name_parts(struct iovec iov[4], uint8_t *at, size_t second)
+{
+	const size_t cuts[] = { 0, ranges ? second : len, ranges ? second + 1000 : len, ranges ? len - 100 : len, len };
+	size_t n;
+
+	for (n = 0; n < 4 && cuts[n] < len; n++)
+		iov[n] = (struct iovec){ at + cuts[n], cuts[n + 1] - cuts[n] };
+	return n;
+}
+
+/* The first side begins to write the message to a region of the other one, which this returns there. */
+static struct fid_mr *write_it(struct side *side, ptr device, uint8_t *host)
+{
+	static struct fi_context2 context;
+	struct fid_mr *mr = NULL;
+	uint64_t name[2] = {0};
+
+	if (side->rank == 1) {
+		void *at = device ? (void *)device : host;
+
+		OK(fi_mr_reg(side->domain, at, len, FI_REMOTE_WRITE, 0, 7, 0, &mr, NULL));
+		name[0] = fi_mr_key(mr);
+		name[1] = side->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uint64_t)(uintptr_t)at : 0;
+		tell(side, name, sizeof name);
+	} else {
+		hear(side, name, sizeof name);
+		POST(side, fi_write(side->ep, (void *)device, len, NULL, side->peer, name[1], name[0], &context));
+	}
+	return mr;
+}
+
 static void one_message(struct side *side)
 {
-	struct setup setup = { .caps = FI_MSG | FI_TAGGED | FI_HMEM };
+	struct setup setup = { .caps = FI_MSG | FI_TAGGED | FI_HMEM | (written ? FI_RMA : 0) };
+	struct fid_mr *mr = NULL;
+	struct iovec iov[4];
 	static struct fi_context2 context;
 	uint8_t *piece = need(PIECE), *host = NULL;
 	bool sends = side->rank == 0;
@@ -90,11 +125,17 @@ static void one_message(struct side *side)
 	if (met)
 		greet(side);
 	before = anonymous();
-	if (sends)
-		POST(side, fi_tsend(side->ep, (void *)device, len, NULL, side->peer, 1, &context));
+	if (written)
+		mr = write_it(side, device, host);
+	else if (sends)
+		POST(side, fi_tsendv(side->ep, iov, NULL, name_parts(iov, (uint8_t *)device, 3 << 20), side->peer, 1, &context));
 	else
-		POST(side, fi_trecv(side->ep, device ? (void *)device : host, len, NULL, side->peer, 1, 0, &context));
-	most = watched(side, sends ? side->tx : side->rx);
+		POST(side, fi_trecvv(side->ep, iov, NULL, name_parts(iov, device ? (uint8_t *)device : host, 5 << 20), side->peer, 1, 0, &context));
+	most = written && !sends ? before : watched(side, sends ? side->tx : side->rx);
+	if (written)
+		barrier(side);
+	if (mr)
+		OK(fi_close(&mr->fid));
 	printf("  %s: %ld KiB before, %ld KiB at most\n", sends ? "sends" : "receives", before, most);
 	if (most > before + MOST_KIB)
 		FAIL("a message of %zu MiB needed %ld KiB", len >> 20, most - before);
@@ -115,6 +156,10 @@ int main(int argc, char **argv)
 	if (argc > 1)
 		len = (size_t)atoi(argv[1]) << 20;
 	to_device = argc > 2 && !strcmp(argv[2], "device");
-	met = argc > 3;
+	for (; argc > 3; argc--) {
+		met |= !strcmp(argv[argc - 1], "met");
+		ranges |= !strcmp(argv[argc - 1], "ranges");
+		written |= !strcmp(argv[argc - 1], "written");
+	}
 	return run_story(one_message, false, 55) ? 0 : 1;
 }

@@ -7,10 +7,10 @@
 //! * *Copies* are started by two files only: `memory::mover`, and `memory::bounce`, which borrows its stream of copies from the
 //!   mover.
 //! * *Long messages* that a lane takes stay where they are (`protocol::select`). By `transport::cuda_ipc` the receiver reads the
-//!   message or the sender writes it. An RDMA device that has registered the memory by dma-buf accesses it itself
-//!   (`net::verbs::gpu`).
-//! * *Long messages in packets*, if nothing but packets reaches the peer, are copied part by part while they are sent
-//!   (`protocol::staging`, `memory::bounce`). All other sends, and all writes to regions, are made from a copy in host memory.
+//!   message or the sender writes it. An RDMA device that has registered the memory by dma-buf, or by its address, accesses it
+//!   itself (`net::verbs::gpu`).
+//! * *Long messages in packets*, if nothing but packets reaches the peer, and *long writes in packets*, are copied part by part while
+//!   they are sent (`protocol::staging`, `memory::bounce`). All other sends, and writes to regions, are made from a copy in host memory.
 //! * *Receives* are filled by a lane. What arrives in packets is gathered in bounce buffers and copied part by part while more
 //!   arrives (`protocol::landing`). *Regions* are filled by a lane, or take fragments.
 //!

@@ -92,7 +92,7 @@ impl Channel {
             return Ok(Step::OtherLane);
         }
         let part = op.local.segments().slice(offset, len);
-        let how = Put { notify: false, delivered: op.delivered, stays, token };
+        let how = Put { notify: false, delivered: op.delivered, stays, reports: false, token };
         let moved = match reads {
             true => iface.get(op.peer, &part, &at, token),
             false => iface.put(op.peer, &part, &at, how),

@@ -7,11 +7,14 @@ use super::packet::{HEADER_MAX, Prefix, REMOTE_LEN, RmaPacket};
 use super::ranges::{RemoteRanges, RmaOp};
 use super::state::{Answer, BATCH, COPY_MAX, Channel, FLUSH_AFTER, Op, QUEUE_MAX, Rma, State};
 use crate::memory::keys::Right;
+use crate::memory::{bounce, mover};
+use crate::protocol::flow::Source;
 use crate::protocol::index_list::Key;
 use crate::protocol::message::Payload;
 use crate::protocol::packet::Ranges;
 use crate::protocol::send::COPY_MEAN;
 use crate::protocol::sends::What;
+use crate::protocol::staging::Staging;
 use crate::protocol::state::{Core, Engine};
 use crate::protocol::{Cause, Completion, Direction, Failure, Host, OpError};
 use crate::transport::{Iface, Mode, PeerId, SendError, piece_of};
@@ -23,6 +26,8 @@ impl Op {
             peer: op.peer,
             right: op.right,
             local: Payload::Lent(op.local),
+            staging: None,
+            unreadable: false,
             remote: op.remote,
             data: op.data,
             context: op.context,
@@ -37,6 +42,15 @@ impl Op {
         }
     }
 
+    /// Where its bytes from `at` on are read. `None`: they are being copied from a device. Failures: those of the driver.
+    fn source(&mut self, at: usize) -> Result<Option<Source>, mover::Failure> {
+        let segments = self.local.segments();
+        match &mut self.staging {
+            Some(staging) => staging.source(&segments, at),
+            None => Ok(Some(segments.into())),
+        }
+    }
+
     fn completion(&self) -> Completion {
         let direction = match self.right {
             Right::Read => Direction::Read,
@@ -47,6 +61,9 @@ impl Op {
         Completion::new(direction, self.context, self.report)
     }
 }
+
+/// A device has failed when its memory was read.
+const UNREADABLE: (i32, Cause) = (libc::EIO, Cause::SenderUnreadable);
 
 /// How an operation is carried out.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -188,12 +205,20 @@ impl<I: Iface> Engine<I> {
         }
     }
 
-    /// Copies the bytes of a write that are in device memory, before it goes by messages. False: the device failed, or there
-    /// is no memory.
-    fn bring_to_host(&mut self, key: Key) -> bool {
+    /// Copies the bytes of a write that are in device memory, before it goes by messages: all of them, or, where they go in many
+    /// packets, the first ones. Whether they are there. `None`: the device failed, or there is no memory.
+    fn bring_to_host(&mut self, key: Key, way: Way) -> Option<bool> {
         let Rma { ops, copied, .. } = &mut self.core.rma;
-        let write = ops.get_mut(key).filter(|op| op.right == Right::Write);
-        write.is_none_or(|op| op.local.bring_to_host(copied))
+        let Some(op) = ops.get_mut(key).filter(|op| op.right == Right::Write) else {
+            return Some(true);
+        };
+        let segments = op.local.segments();
+        if way == Way::Packets && segments.is_on_device() && segments.len() > bounce::LEN {
+            op.staging.get_or_insert_with(|| Box::new(Staging::new(0, segments.len())));
+            return op.source(0).ok().map(|source| source.is_some());
+        }
+        op.staging = None;
+        op.local.bring_to_host(copied).then_some(true)
     }
 
     /// Copies the buffers of an injected operation that is not sent yet, or discards it. `Again`: the copies of pending
@@ -257,6 +282,7 @@ impl<I: Iface> Engine<I> {
             return self.send_atomic(key, operands);
         }
         let (peer, right, tx) = (op.peer, op.right, key.to_wire());
+        let Ok(Some(source)) = op.source(0) else { return Err(SendError::Again) };
         let segments = op.local.segments();
         let local = match way {
             Way::Described => Ranges::new(segments.ranges()),
@@ -277,7 +303,7 @@ impl<I: Iface> Engine<I> {
                         // The header is longer than that of other fragments, and has to fit too.
                         let taken = prefix.len() + HEADER_MAX;
                         let piece = piece_of(segments.len(), caps.fragment_max);
-                        segments.len().min(piece.saturating_sub(taken))
+                        source.bytes.len().min(piece.saturating_sub(taken))
                     }
                 };
                 (RmaPacket::Write { tx, data: op.data, more, ranges, sources: locals }, len)
@@ -285,7 +311,7 @@ impl<I: Iface> Engine<I> {
         };
         let header = packet.encode();
         let header = header.as_slice();
-        let pack = |at: usize, to: &mut [u8]| prefix.pack(&segments, at, to);
+        let pack = |at: usize, to: &mut [u8]| prefix.pack(&source.bytes, at, to);
         let whole = prefix.len() + len;
         if header.len() + whole <= caps.short_max {
             self.iface.send(peer, Mode::Short, header, whole, pack)?;
@@ -389,11 +415,14 @@ impl<I: Iface> Engine<I> {
         if way == Way::Alone {
             return Some(self.go_alone(key, 0, host));
         }
-        if !self.bring_to_host(key) {
-            self.core.end_access(key, Some((libc::EIO, Cause::SenderUnreadable)), host);
-            return Some(Ok(()));
+        match self.bring_to_host(key, way) {
+            Some(true) => Some(self.send_request(key, way)),
+            Some(false) => Some(Err(SendError::Again)),
+            None => {
+                self.core.end_access(key, Some(UNREADABLE), host);
+                Some(Ok(()))
+            }
         }
-        Some(self.send_request(key, way))
     }
 
     /// Carries out an operation directly that has none before it. False: not all of it has begun.
@@ -429,9 +458,20 @@ impl<I: Iface> Engine<I> {
     /// Sends one more packet of a write.
     fn send_more(&mut self, key: Key, offset: usize) -> Result<(), SendError> {
         let Some(op) = self.core.rma.ops.get_mut(key) else { return Ok(()) };
-        let segments = op.local.segments();
-        let rest = segments.len().saturating_sub(offset);
-        let len = rest.min(piece_of(segments.len(), self.iface.caps(op.peer).fragment_max));
+        let total = op.local.len();
+        let source = match op.source(offset) {
+            Ok(None) => return Err(SendError::Again),
+            Ok(source) => source,
+            // The target expects all bytes, and the operation fails when it has them.
+            Err(_) => {
+                (op.staging, op.unreadable) = (None, true);
+                None
+            }
+        };
+        let source = source.filter(|_| !op.unreadable);
+        let rest = total.saturating_sub(offset);
+        let here = source.map_or(rest, |Source { bytes, from, .. }| from + bytes.len() - offset);
+        let len = here.min(piece_of(total, self.iface.caps(op.peer).fragment_max));
         if len > 0 {
             let packet = RmaPacket::WriteMore { tx: key.to_wire(), offset: offset as u64 };
             self.iface.send(
@@ -439,13 +479,15 @@ impl<I: Iface> Engine<I> {
                 Mode::Fragment,
                 packet.encode().as_slice(),
                 len,
-                |at, to| {
-                    segments.copy_out(offset + at, to);
+                |at, to| match &source {
+                    Some(source) => _ = source.bytes.copy_out(offset - source.from + at, to),
+                    None => to.fill(0),
                 },
             )?;
             self.core.counts.fragment_bytes += len as u64;
         }
         op.state = if len == rest {
+            op.staging = None;
             State::Sent { received: 0 }
         } else {
             State::Sending { offset: offset + len }
@@ -568,7 +610,9 @@ impl Core {
                     && (status != 0 || complete)
             });
             if ended {
-                self.end_access(key, failure_of(status), host);
+                let unreadable = self.rma.ops.get(key).is_some_and(|op| op.unreadable);
+                let failed = failure_of(status).or_else(|| unreadable.then_some(UNREADABLE));
+                self.end_access(key, failed, host);
             } else {
                 self.counts.dropped += 1;
             }

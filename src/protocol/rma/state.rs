@@ -8,6 +8,7 @@ use super::requests::Inbound;
 use crate::memory::keys::{Denied, Right};
 use crate::protocol::index_list::{IndexList, Key};
 use crate::protocol::message::Payload;
+use crate::protocol::staging::Staging;
 use crate::protocol::{Cause, Report};
 use crate::sys::numbers::NumberMap;
 use crate::transport::{PeerId, Remote};
@@ -63,6 +64,10 @@ pub(super) struct Op {
     pub(super) peer: PeerId,
     pub(super) right: Right,
     pub(super) local: Payload,
+    /// The bytes of a long write from a device's memory, which are sent in packets.
+    pub(super) staging: Option<Box<Staging>>,
+    /// Bytes of that could not be read when others were sent.
+    pub(super) unreadable: bool,
     pub(super) remote: RemoteRanges,
     pub(super) data: Option<u64>,
     pub(super) context: u64,
@@ -244,6 +249,14 @@ impl Rma {
         self.channels.get(peer.index()).is_some_and(|c| c.asks)
     }
 
+    /// Whether the first operation for `peer` waits for a copy, of whose end nothing but a question tells.
+    fn is_copying(&self, peer: PeerId) -> bool {
+        let first = self.channels.get(peer.index()).and_then(|channel| channel.queue.front());
+        let op = first.and_then(|key| self.ops.get(*key));
+        let at = |op: &Op| if let State::Sending { offset } = op.state { offset } else { 0 };
+        op.is_some_and(|op| op.staging.as_ref().is_some_and(|staging| staging.asks(at(op))))
+    }
+
     /// Whether this endpoint must be polled although nothing arrives. `silent`: the peer does not notify of room.
     pub(in crate::protocol) fn is_busy(&self, silent: impl Fn(PeerId) -> bool) -> bool {
         let starved = |peer: PeerId| self.channels.get(peer.index()).is_some_and(|c| c.starved);
@@ -253,6 +266,7 @@ impl Rma {
             || self.serving.iter().any(|peer| silent(*peer))
             || self.answers.iter().any(|(peer, ..)| silent(*peer))
             || self.pumping.iter().any(|peer| starved(*peer) && silent(*peer))
+            || self.pumping.iter().any(|peer| self.is_copying(*peer))
     }
 }
 

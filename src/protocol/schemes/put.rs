@@ -17,7 +17,8 @@ use crate::protocol::packet::Packet;
 use crate::protocol::select::{self, Buffers};
 use crate::sys::Errno;
 use crate::transport::{
-    Access, Iface, LaneCaps, LaneId, PeerId, Purpose, Put, Registered, Remote, RemoteKey, SendError,
+    Access, Iface, LaneCaps, LaneId, PeerId, Prepared, Purpose, Put, Registered, Remote, RemoteKey,
+    SendError,
 };
 use std::collections::VecDeque;
 
@@ -245,16 +246,12 @@ impl Receiver {
         let most = self.chunk_max(message, by, staged);
         while self.out < AHEAD && self.next < message.want {
             let offset = self.next;
-            let mut part = segments.piece(offset, most.min(message.want - offset));
+            let room = most.min(message.want - offset);
+            let memory = self.memory(iface, peer, segments, (offset, room), staged)?;
+            let Some((part, bounce)) = memory else { return Ok(()) };
             let len = part.len();
             if len == 0 {
                 return Err(SendError::Unreachable(Errno(libc::EINVAL)));
-            }
-            let bounce = if staged { self.bounce(segments, (offset, len))? } else { None };
-            match &bounce {
-                Some(bounce) => part = bounce.bytes(),
-                None if staged => return Ok(()),
-                None => {}
             }
             let (mover, filled) = (Mover::Due, false);
             let chunk = Lent { peer, message: key, offset, len, lane, mover, filled, bounce };
@@ -288,15 +285,32 @@ impl Receiver {
         Ok(())
     }
 
-    /// A bounce buffer for a chunk. `None`: there is none before others of the message come back.
-    fn bounce(
+    /// The memory of a chunk of at most `room` bytes: a bounce buffer for device memory if it is `staged`. `None`: there is none
+    /// before others of the message come back.
+    fn memory(
         &self,
+        iface: &mut impl Iface,
+        peer: PeerId,
         segments: &SegmentList,
-        at: (usize, usize),
-    ) -> Result<Option<Gathered>, SendError> {
-        match Gathered::begin(segments, at, self.out > 0) {
-            Ok(None) if self.out == 0 => Err(UNREADABLE),
-            begun => begun.map_err(|_| UNREADABLE),
+        (offset, room): (usize, usize),
+        staged: bool,
+    ) -> Result<Option<(SegmentList, Option<Gathered>)>, SendError> {
+        if !staged {
+            return Ok(Some((segments.piece(offset, room), None)));
+        }
+        let part = segments.of_one_site(offset, room);
+        if part.site().is_none() {
+            return Ok(Some((part, None)));
+        }
+        match iface.lends(peer, self.lane) {
+            Prepared::Ready => {}
+            Prepared::Later => return Err(SendError::Again),
+            Prepared::No => return Err(SendError::Unreachable(Errno(libc::EFAULT))),
+        }
+        match Gathered::begin(segments, (offset, part.len()), self.out > 0) {
+            Ok(Some(bounce)) => Ok(Some((bounce.bytes(), Some(bounce)))),
+            Ok(None) if self.out > 0 => Ok(None),
+            _ => Err(UNREADABLE),
         }
     }
 
@@ -632,7 +646,9 @@ impl Sender {
         let parts = Vec::new();
         let key = wrote.push_back(Wrote { peer, tx, offset, len, kind: remote.kind(), parts });
         let token = key.to_wire() | PUT_OF_A_MESSAGE;
-        let how = Put { notify: true, delivered: false, stays: false, token };
+        // Its copies are given back as soon as they are read.
+        let reports = !due.parts.is_empty();
+        let how = Put { notify: true, delivered: false, stays: false, reports, token };
         let begun = iface.put(peer, &part, &Remote { key: remote, offset: 0 }, how);
         match wrote.get_mut(key).filter(|_| begun == Ok(Access::Begun)) {
             Some(wrote) => wrote.parts = std::mem::take(&mut due.parts),

@@ -49,7 +49,7 @@ fn moved(world: &mut World) -> (u64, u64, u64) {
 fn put(world: &mut World, key: RemoteKey) -> Result<(), SendError> {
     let (peer, mut bytes) = (world.peer(0, 1), Memory::zeroed(1));
     let local = send_op(peer, &mut bytes, 0).payload;
-    let how = Put { notify: false, delivered: false, stays: false, token: 0 };
+    let how = Put { notify: false, delivered: false, stays: false, reports: false, token: 0 };
     let iface = world.node(0).engine.iface_mut();
     iface.put(peer, &local, &Remote { key, offset: 0 }, how).map(|_| ())
 }

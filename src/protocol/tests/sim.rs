@@ -1008,7 +1008,7 @@ impl SimIface {
             } else if rng.percent(again_percent) {
                 (Err(SendError::Again), true)
             } else {
-                (panes.write(side, local, (&at.key, how.token), queue_len, glazing, rng), false)
+                (panes.write(side, local, (&at.key, how), queue_len, glazing, rng), false)
             };
             if panes.has_hesitated() || hesitates {
                 net.places[self.me].nudged = true;
@@ -1081,6 +1081,14 @@ impl OneSided for SimIface {
         if now == Prepared::Ready && rng.percent(hesitates) { Prepared::Later } else { now }
     }
 
+    fn lends(&mut self, peer: PeerId, lane: LaneId) -> Prepared {
+        let (mut net, peer) = (self.net.borrow_mut(), self.peers[peer.index()]);
+        let room = net.panes((self.me, peer), lane.kind()).map(|(panes, side, glazing, _)| {
+            if panes.has_room(side, glazing) { Prepared::Ready } else { Prepared::Later }
+        });
+        room.unwrap_or(Prepared::No)
+    }
+
     fn register(
         &mut self,
         peer: PeerId,
@@ -1147,12 +1155,12 @@ impl OneSided for SimIface {
         from: &Remote,
         token: u64,
     ) -> Result<Access, SendError> {
-        let how = Put { notify: false, delivered: false, stays: false, token };
+        let how = Put { notify: false, delivered: false, stays: false, reports: false, token };
         self.access(peer, local, from, (true, how))
     }
 
     fn flush_puts(&mut self, peer: PeerId, at: &Remote, token: u64) -> Result<Access, SendError> {
-        let how = Put { notify: false, delivered: true, stays: false, token };
+        let how = Put { notify: false, delivered: true, stays: false, reports: false, token };
         self.access(peer, &SegmentList::EMPTY, at, (false, how))
     }
 }

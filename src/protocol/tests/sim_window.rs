@@ -55,6 +55,8 @@ pub(super) struct Glazing {
     pub(super) write_refusals: u64,
     /// How often a write has to wait, percent.
     pub(super) waits: u64,
+    /// A writer is told of the end of a write only if it asks for that.
+    pub(super) silent: bool,
     /// How often a message is advertised for reading, percent.
     pub(super) offers: u64,
     /// A receiver reads all of an advertised message, and the devices take memory that the processor cannot touch.
@@ -85,6 +87,7 @@ impl Glazing {
             lend_refusals: 0,
             write_refusals: 0,
             waits: 0,
+            silent: false,
             offers: 0,
             reads: false,
             exposes: false,
@@ -305,7 +308,7 @@ impl Panes {
     ) -> Registered {
         assert_eq!(memory.piece(0, memory.len()).len(), memory.len(), "memory of several ranges");
         assert!(glazing.reads || !memory.is_on_device(), "memory that the lane does not take");
-        let confirms = Self::sees_writes(self.ends[side].known);
+        let confirms = !glazing.silent && Self::sees_writes(self.ends[side].known);
         match purpose {
             Purpose::Region { reads, writes, .. } if glazing.exposes => {
                 let doubt = |percent: u64| if glazing.steady { 0 } else { percent };
@@ -338,6 +341,11 @@ impl Panes {
         self.slots += 1;
         self.ends[side].exposed.insert(self.slots, (region, memory.first_addr()));
         key_of(self.rail, (self.ends[side].known, self.slots), memory.first_addr())
+    }
+
+    /// See [`crate::transport::OneSided::lends`].
+    pub(super) fn has_room(&self, side: usize, glazing: &Glazing) -> bool {
+        self.ends[side].held.len() < glazing.count
     }
 
     fn lend(
@@ -389,7 +397,7 @@ impl Panes {
         &mut self,
         side: usize,
         payload: &SegmentList,
-        (key, token): (&RemoteKey, u64),
+        (key, Put { reports, token, .. }): (&RemoteKey, Put),
         room: usize,
         glazing: &Glazing,
         rng: &mut Rng,
@@ -420,7 +428,8 @@ impl Panes {
         end.written = slot;
         let mut bytes = vec![0; payload.len()];
         payload.copy_out(0, &mut bytes);
-        let told = !unaware && Self::sees_writes(connection);
+        let sees = !glazing.silent && Self::sees_writes(connection);
+        let told = !unaware && (reports || sees);
         let token = told.then_some(token);
         end.events.push_back(Event::Written { slot, bytes, token, taken: false });
         Ok(if told { Access::Begun } else { Access::Silent })

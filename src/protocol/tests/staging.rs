@@ -1,12 +1,13 @@
 //! Messages in device memory that are sent in packets, or through remote buffers on a lane that takes memory of the host only: the
 //! copy of one part runs while another one is sent.
 
-use super::fixture::{LIMITS, Memory, World, lend, receive_op, send_op};
+use super::fixture::{LIMITS, Memory, World, lend, receive_op, rma_op, send_op};
 use super::sim::{Reach, Weather};
 use super::sim_window::Glazing;
+use crate::memory::keys::Right::Write;
 use crate::memory::mover::tests as mover;
 use crate::protocol::packet::Packet;
-use crate::protocol::{Limits, ReceiveOp, SendOp};
+use crate::protocol::{Direction, Limits, ReceiveOp, RmaOp, SendOp};
 use crate::sys::Errno;
 use crate::transport::{Departure, Prepared};
 
@@ -326,5 +327,153 @@ fn remote_buffers_of_devices_end_with_their_lane_and_their_peer() {
         }
         drop(world);
         assert_eq!((mover::under_way(), mover::buffers().0), (0, 0));
+    }
+}
+
+/// A receive for which there is no remote buffer now does not take a bounce buffer to find that out.
+#[test]
+fn waiting_receives_take_no_bounce_buffers() {
+    const WAITING: usize = 5;
+    let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+    let windows = Glazing { count: 4, max: 1000, min: 2000, ..Glazing::none() };
+    let mut world = World::new(2, Weather { windows, ..apart(0) }, LIMITS);
+    let peer = world.peer(0, 1);
+    for context in 0..WAITING {
+        let receive = receive_op(&mut to, context as u64);
+        let segments = receive.segments.as_device(1);
+        world.receive(1, &ReceiveOp { segments, ..receive }).unwrap();
+        let plain = send_op(peer, &mut from, context as u64);
+        world.send(0, &SendOp { payload: plain.payload.as_device(1), ..plain }).unwrap();
+    }
+    for _ in 0..100 {
+        world.progress(1);
+    }
+    assert_eq!(world.node(1).engine.core.arrivals.active.len(), WAITING);
+    let taken = mover::taken();
+    for _ in 0..100 {
+        world.progress(1);
+    }
+    assert_eq!(mover::taken(), taken, "nothing has happened meanwhile");
+    world.settle();
+    assert!(world.receives(1).iter().all(Result::is_ok));
+    assert!(world.sends(0).iter().all(Result::is_ok));
+    assert!(to.0 == from.0);
+    world.assert_empty();
+}
+
+/// A device that does not say when it has written (the rv module, if nobody asks it) has few copies of a message at a time too.
+#[test]
+fn copies_for_a_silent_device_are_given_back() {
+    let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+    mover::forget_buffers();
+    let windows = Glazing { silent: true, ..glazed(1000).windows };
+    let mut world = between_devices(&mut from, &mut to, Weather { windows, ..glazed(1000) });
+    world.settle();
+    world.received(1);
+    assert!(matches!(world.sends(0)[..], [Ok(_)]));
+    assert!(to.0 == from.0);
+    let (now, most) = mover::buffers();
+    assert!(now == 0 && most < LEN / 1000 / 2, "{now} of {most} buffers");
+    world.assert_empty();
+}
+
+/// Two endpoints; the first one writes device memory to a region of the other one's.
+fn written(from: &mut Memory, to: &mut Memory) -> World {
+    let mut world = World::new(2, apart(0), LIMITS);
+    let peer = world.peer(0, 1);
+    world.register(1, 7, to, &[Write]);
+    let plain = rma_op(peer, Write, from, 7, 1);
+    let local = lend(&mut from.0, &[LEN / 3, LEN / 2]).as_device(5);
+    world.access(0, &RmaOp { local, ..plain }).unwrap();
+    world
+}
+
+#[test]
+fn parts_of_a_write_are_copied_while_earlier_ones_are_sent() {
+    let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+    mover::forget_buffers();
+    let mut world = written(&mut from, &mut to);
+    let (mut before, mut overlaps) = (0, 0);
+    for _ in 0..10_000 {
+        if mover::under_way() > 0 {
+            assert!(world.node(0).engine.is_busy(), "no event tells of the end of a copy");
+        }
+        world.progress(0);
+        let now = world.node(0).engine.counts().fragment_bytes;
+        overlaps += usize::from(now > before && mover::under_way() > 0);
+        before = now;
+        world.progress(1);
+    }
+    assert!(overlaps > 10, "bytes were sent while others were copied {overlaps} times");
+    assert_eq!(mover::buffers(), (0, 4), "as many buffers as four parts need");
+    assert!(matches!(world.reports(0, Direction::Write)[..], [Ok(_)]));
+    assert!(to.0 == from.0);
+    world.accesses(1);
+    world.assert_empty();
+}
+
+#[test]
+fn a_write_of_which_a_copy_fails_ends_with_an_error() {
+    for nth in 0.. {
+        let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+        mover::fail(nth);
+        let mut world = written(&mut from, &mut to);
+        world.settle();
+        let failed = !mover::still_fails();
+        let ended = world.reports(0, Direction::Write);
+        match ended[..] {
+            [Ok(_)] => assert!(!failed && to.0 == from.0),
+            [Err(failure)] => assert!(failed && failure.error == libc::EIO, "{failure:?}"),
+            ref other => panic!("{other:?}"),
+        }
+        world.accesses(1);
+        world.assert_empty();
+        if !failed {
+            assert!(nth > 50, "each part is copied");
+            break;
+        }
+    }
+}
+
+#[test]
+fn copies_of_a_write_end_with_it() {
+    for turns in 0..12 {
+        let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+        let mut world = written(&mut from, &mut to);
+        for _ in 0..turns {
+            world.progress(1);
+            world.progress(0);
+        }
+        world.leave(1, Departure::Failed(Errno(libc::EHOSTDOWN)));
+        world.settle();
+        assert!(matches!(world.reports(0, Direction::Write)[..], [Err(_)]));
+        drop(world);
+        assert_eq!((mover::under_way(), mover::buffers().0), (0, 0));
+    }
+}
+
+/// A message between lists of short ranges, of devices and of the host.
+#[test]
+fn many_ranges_go_through_few_bounce_buffers() {
+    let cuts = [[400, LEN / 3, LEN / 2], [LEN / 2, LEN / 2 + 10, LEN / 2 + 1210]];
+    for (which, other) in [(15, 15), (15, 9), (5, 10), (8, 1), (15, 0), (0, 15)] {
+        let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+        mover::forget_buffers();
+        let mut world = World::new(2, glazed(1000), LIMITS);
+        let peer = world.peer(0, 1);
+        let segments = lend(&mut to.0, &cuts[1]).as_device(other);
+        world.receive(1, &ReceiveOp { segments, ..receive_op(&mut to, 2) }).unwrap();
+        let payload = lend(&mut from.0, &cuts[0]).as_device(which);
+        world.send(0, &SendOp { payload, ..send_op(peer, &mut from, 1) }).unwrap();
+        world.settle();
+        world.received(1);
+        assert!(matches!(world.sends(0)[..], [Ok(_)]));
+        assert!(to.0 == from.0, "{which} {other}");
+        let counts = world.node(0).engine.counts();
+        let by_buffers = (counts.window_bytes, counts.fragment_bytes);
+        assert_eq!(by_buffers, (LEN as u64, 0), "{which} {other}");
+        let (now, most) = mover::buffers();
+        assert!(now == 0 && most < LEN / 1000 / 2, "{now} of {most} buffers");
+        world.assert_empty();
     }
 }

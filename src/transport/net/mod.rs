@@ -1037,6 +1037,14 @@ impl OneSided for Net {
         bulk.takes(inner, memory)
     }
 
+    fn lends(&mut self, peer: PeerId, _: LaneId) -> Prepared {
+        let (Some(bulk), Some(inner)) = (&mut self.bulk, self.numbers.inner(peer)) else {
+            return Prepared::No;
+        };
+        self.rhythm.bulk_hot = true;
+        bulk.lends(inner, clock::now_ns())
+    }
+
     fn register(
         &mut self,
         peer: PeerId,

@@ -223,7 +223,7 @@ fn a_long_write_is_no_absence() {
     a.net.bulk = Some(NoWay::taking(2));
     let memory = OwnedBuffer::zeroed(16);
     let at = Remote { key: RemoteKey::default(), offset: 0 };
-    let put = Put { notify: true, delivered: false, stays: false, token: 1 };
+    let put = Put { notify: true, delivered: false, stays: false, reports: false, token: 1 };
     for _ in 0..2 {
         let before = clock::now_ns();
         assert!(a.net.put(to_b, &memory.segments(), &at, put).is_err());

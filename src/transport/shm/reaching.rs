@@ -269,7 +269,8 @@ mod tests {
     use std::sync::Arc;
     use std::time::Instant;
 
-    const WRITE: Put = Put { notify: false, delivered: true, stays: false, token: 0 };
+    const WRITE: Put =
+        Put { notify: false, delivered: true, stays: false, reports: false, token: 0 };
 
     /// A key to `memory` of `shm`, for `peer`.
     fn key(shm: &mut Shm, peer: PeerId, memory: &SegmentList) -> RemoteKey {

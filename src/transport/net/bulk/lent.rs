@@ -2,7 +2,7 @@
 //! generation come back as the immediate of the write that fills it.
 
 use crate::telemetry::log;
-use crate::transport::{PeerId, Registered};
+use crate::transport::{PeerId, Prepared, Registered};
 
 /// Bits of an immediate for the slot's number, and above them for its generation. The rest is unused: the kernel's rv
 /// module needs the upper 9 bits.
@@ -78,6 +78,15 @@ impl<L> Lent<L> {
             self.limit
         );
         Some(Registered::No)
+    }
+
+    /// Whether [`Self::refusal`] gives no answer, or which.
+    pub(crate) fn room(&mut self, theirs: u32, now: u64) -> Prepared {
+        match self.refusal(theirs, now) {
+            None => Prepared::Ready,
+            Some(Registered::Later) => Prepared::Later,
+            Some(_) => Prepared::No,
+        }
     }
 
     /// Adds a remote buffer. Returns its immediate; `None` when the limit is reached.
@@ -181,6 +190,10 @@ mod tests {
             slot = lent.insert(window(1, 11)).unwrap();
         }
         assert_eq!(lent.refusal(0, 100 * STILL_NS), later, "one came back");
+        assert_eq!(lent.room(0, 100 * STILL_NS), Prepared::Later);
+        lent.remove(PeerId(1), slot).unwrap();
+        let room = [PEER_WINDOWS - 1, PEER_WINDOWS].map(|theirs| lent.room(theirs, 0));
+        assert_eq!(room, [Prepared::Ready, Prepared::Later]);
     }
 
     #[test]

@@ -121,6 +121,12 @@ pub(crate) trait Bulk: fmt::Debug + Send {
         false
     }
 
+    /// See [`crate::transport::OneSided::lends`].
+    fn lends(&mut self, peer: PeerId, now: u64) -> Prepared {
+        let _ = (peer, now);
+        Prepared::Ready
+    }
+
     /// See [`crate::transport::OneSided::prepare`]. Only called for peers with a bulk path that the device reaches.
     fn lane(&mut self, peer: PeerId, now: u64) -> Prepared;
 

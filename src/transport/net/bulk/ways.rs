@@ -143,6 +143,11 @@ impl Bulk for Ways {
         self.rv.is_none() && self.rc_of(peer).is_some_and(|rc| rc.takes(peer, memory))
     }
 
+    fn lends(&mut self, peer: PeerId, now: u64) -> Prepared {
+        let by = self.all_mut().find(|way| way.is_ready(peer));
+        by.map_or(Prepared::No, |way| way.lends(peer, now))
+    }
+
     fn lane(&mut self, peer: PeerId, now: u64) -> Prepared {
         let by_rv = self.rv.as_mut().map_or(Prepared::No, |rv| rv.lane(peer, now));
         match (by_rv, self.rc_of(peer)) {

@@ -73,6 +73,8 @@ pub(super) struct Link {
 struct Write {
     peer: PeerId,
     id: u32,
+    /// Who wants to hear of its end.
+    token: Option<u64>,
     /// A copy of payload that was not contiguous.
     _copy: Option<OwnedBuffer>,
 }
@@ -242,14 +244,16 @@ impl Rv {
     fn on_event(&mut self, event: Event, now: u64, sink: &mut dyn BulkSink) {
         match event {
             Event::Written { wr_id, status, .. } => {
-                let Some(Write { peer, id, .. }) = self.writes.remove(&wr_id) else { return };
+                let Some(Write { peer, id, token, .. }) = self.writes.remove(&wr_id) else {
+                    return;
+                };
                 let Some(known) = self.peers.get_mut(peer).filter(|known| known.id == id) else {
                     return; // of a connection that has ended
                 };
                 known.link.writes = known.link.writes.saturating_sub(1);
                 if status == 0 {
                     self.peers.note_success(peer);
-                    return;
+                    return token.into_iter().for_each(|token| sink.on_done(peer, token));
                 }
                 log::limited!(
                     cause: status,
@@ -470,6 +474,13 @@ impl Bulk for Rv {
         if self.port.away { Prepared::No } else { self.contact(peer, now) }
     }
 
+    fn lends(&mut self, peer: PeerId, now: u64) -> Prepared {
+        let theirs = self.peers.ready(peer).map(|known| known.link.lent);
+        let room = theirs.map_or(Prepared::No, |theirs| self.lent.room(theirs, now));
+        self.blocked |= room == Prepared::Later;
+        room
+    }
+
     fn is_ready(&self, peer: PeerId) -> bool {
         !self.port.away && self.peers.ready(peer).is_some()
     }
@@ -531,10 +542,11 @@ impl Bulk for Rv {
     ) -> Result<Access, SendError> {
         let key = Key::decode(&at.key).ok_or(STALE)?;
         match what {
-            What::Put(Put { notify: true, .. }) => self.write(peer, local, &key, now)?,
-            _ => return Err(STALE),
+            What::Put(Put { notify: true, reports, token, .. }) => {
+                self.write(peer, local, &key, (reports.then_some(token), now))
+            }
+            _ => Err(STALE),
         }
-        Ok(Access::Silent)
     }
 
     fn on_control(&mut self, peer: PeerId, message: &[u8], now: u64, sink: &mut dyn BulkSink) {
@@ -636,15 +648,15 @@ impl Bulk for Rv {
 }
 
 impl Rv {
-    /// Fills a remote buffer of the peer.
+    /// Fills a remote buffer of the peer. The end is reported if there is a token for that.
     #[allow(unsafe_code)]
     fn write(
         &mut self,
         peer: PeerId,
         payload: &SegmentList,
         to: &Key,
-        now: u64,
-    ) -> Result<(), SendError> {
+        (token, now): (Option<u64>, u64),
+    ) -> Result<Access, SendError> {
         let known = self.peers.get(peer).filter(|known| known.id == to.connection);
         let (node, full) = match known.map(|known| (known.phase, &known.link)) {
             Some((Phase::Ready, Link { node: Some(node), writes, .. })) => {
@@ -654,7 +666,7 @@ impl Rv {
             Some((Phase::Agreed | Phase::Joining, _)) => return Err(self.refuse(peer, now)),
             _ => {
                 self.counts.stale += 1;
-                return Ok(());
+                return Ok(Access::Silent);
             }
         };
         let Some(handle) = self.nodes.handle(&node).filter(|_| !full) else {
@@ -668,7 +680,9 @@ impl Rv {
             self.counts.unregistered += 1;
             return Err(UNREGISTERED);
         };
-        let Some(Attached { module, .. }) = &self.attached else { return Ok(()) };
+        let Some(Attached { module, .. }) = &self.attached else {
+            return Ok(Access::Silent);
+        };
         let wr_id = self.next_write;
         let place = (to.addr, to.key);
         // SAFETY: the range belongs to the application, which lends it for the operation, or to a copy that is kept
@@ -678,24 +692,35 @@ impl Rv {
         let Err(failure) = posted else {
             self.next_write += 1;
             let id = to.connection;
-            self.writes.insert(wr_id, Write { peer, id, _copy: copy });
+            self.writes.insert(wr_id, Write { peer, id, token, _copy: copy });
             if let Some(known) = self.peers.get_mut(peer) {
                 known.link.writes += 1;
                 known.link.refused = None;
             }
             self.counts.written += 1;
             self.counts.written_bytes += range.1;
-            return Ok(());
+            return Ok(token.map_or(Access::Silent, |_| Access::Begun));
         };
+        self.on_refusal(peer, &node, failure, now)
+    }
+
+    /// A write was not posted.
+    fn on_refusal(
+        &mut self,
+        peer: PeerId,
+        node: &There,
+        failure: Failure,
+        now: u64,
+    ) -> Result<Access, SendError> {
         match failure.remedy() {
             Remedy::Later | Remedy::Evict => return Err(self.refuse(peer, now)),
-            Remedy::Connection => self.nodes.bury(&node, failure),
+            Remedy::Connection => self.nodes.bury(node, failure),
             Remedy::Module => drop(self.judge(failure)),
             Remedy::Mistake => self.peers.doom(peer),
         }
         self.tell(failure.to_string());
         self.blocked = true;
-        Ok(())
+        Ok(Access::Silent)
     }
 
     /// Whether there are messages to send or connections to end.

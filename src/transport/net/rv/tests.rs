@@ -11,7 +11,13 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Fills a remote buffer.
-const FILL: What = What::Put(Put { notify: true, delivered: false, stays: false, token: 0 });
+const FILL: What = fill(false);
+/// The token of a write of which the end is asked for.
+const DONE: u64 = 77;
+
+const fn fill(reports: bool) -> What {
+    What::Put(Put { notify: true, delivered: false, stays: false, reports, token: DONE })
+}
 
 const POST: u8 = 0xfb;
 const REG: u8 = 0xf3;
@@ -34,6 +40,8 @@ struct Node {
     to_write: Vec<VecDeque<(RemoteKey, usize, u8)>>,
     filled: u64,
     lost: u64,
+    /// Writes whose end was reported.
+    done: u64,
 }
 
 /// A remote buffer of `node` for `peer`.
@@ -56,6 +64,7 @@ struct Told<'a> {
     retired: &'a mut Vec<(OwnedBuffer, Vec<u8>)>,
     filled: &'a mut u64,
     lost: &'a mut u64,
+    done: &'a mut u64,
 }
 
 fn bytes(buffer: &OwnedBuffer) -> Vec<u8> {
@@ -82,8 +91,9 @@ impl BulkSink for Told<'_> {
         }
         *self.lost += 1;
     }
-    fn on_done(&mut self, _: PeerId, _: u64) {
-        unreachable!("the module's writes are not reported");
+    fn on_done(&mut self, _: PeerId, token: u64) {
+        assert_eq!(token, DONE, "no other end of a write is asked for");
+        *self.done += 1;
     }
     fn on_key_void(&mut self, _: PeerId, _: &RemoteKey) {
         unreachable!("nor does it register regions");
@@ -120,14 +130,15 @@ impl World {
             to_write: (0..count).map(|_| VecDeque::new()).collect(),
             filled: 0,
             lost: 0,
+            done: 0,
         };
         let ends = (0..count).map(end).collect();
         Self { fabric: fabric.clone(), per: nodes, ends, said: HashMap::new(), now: 1, token: 0 }
     }
 
     fn on<T>(&mut self, at: usize, f: impl FnOnce(&mut dyn Bulk, u64, &mut Told<'_>) -> T) -> T {
-        let Node { bulk, lent, retired, filled, lost, .. } = &mut self.ends[at];
-        f(bulk.as_mut(), self.now, &mut Told { lent, retired, filled, lost })
+        let Node { bulk, lent, retired, filled, lost, done, .. } = &mut self.ends[at];
+        f(bulk.as_mut(), self.now, &mut Told { lent, retired, filled, lost, done })
     }
 
     fn poll(&mut self, at: usize) {
@@ -323,8 +334,13 @@ fn a_peer_without_a_module_says_so_and_the_next_way_is_taken() {
     };
     // The answer of an endpoint with other bulk paths.
     let mut other = Ways::of(None, Some(NoWay::taking(0))).unwrap().unwrap();
-    let mut told =
-        Told { lent: &mut HashMap::new(), retired: &mut Vec::new(), filled: &mut 0, lost: &mut 0 };
+    let mut told = Told {
+        lent: &mut HashMap::new(),
+        retired: &mut Vec::new(),
+        filled: &mut 0,
+        lost: &mut 0,
+        done: &mut 0,
+    };
     other.on_control(PeerId(0), &ask, 1, &mut told);
     let (_, refusal) = other.next_control().unwrap();
     world.on(0, |bulk, now, told| bulk.on_control(PeerId(1), &refusal, now, told));
@@ -503,6 +519,27 @@ fn bytes_that_do_not_lie_together_are_copied() {
     world.settle();
     assert_eq!(world.ends[0].filled, 1);
     world.assert_clean("copied");
+}
+
+#[test]
+fn the_end_of_a_write_is_reported_to_those_that_ask() {
+    for asks in [false, true] {
+        let mut world = World::new(2, 1);
+        world.join(0, 1);
+        let (to, payload) = (OwnedBuffer::from(vec![0u8; 30]), OwnedBuffer::from(vec![9u8; 30]));
+        let key = register(&mut world.ends[0], PeerId(1), &to.segments(), 1).unwrap();
+        world.ends[0].lent.insert(1, (PeerId(1), to, 9));
+        let (from, at) = (payload.segments(), Remote { key, offset: 0 });
+        let begun = world.ends[1].bulk.access(PeerId(0), &from, &at, fill(asks), 1).unwrap();
+        assert_eq!(begun, if asks { Access::Begun } else { Access::Silent });
+        assert_eq!(world.ends[1].done, 0);
+        world.settle();
+        assert_eq!((world.ends[0].filled, world.ends[1].done), (1, u64::from(asks)));
+        let void = Key { connection: Way::Rv.numbered(77), ..Key::decode(&key).unwrap() }.encode();
+        let at = Remote { key: void, offset: 0 };
+        let begun = world.ends[1].bulk.access(PeerId(0), &from, &at, fill(asks), 1).unwrap();
+        assert_eq!(begun, Access::Silent, "nothing has begun");
+    }
 }
 
 #[test]

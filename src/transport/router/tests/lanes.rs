@@ -66,7 +66,8 @@ fn a_peer_has_the_lanes_of_all_transports() {
 
 #[test]
 fn a_key_goes_to_its_lane_and_is_void_with_that_lane_only() {
-    const PUT: Put = Put { notify: false, delivered: false, stays: false, token: 0 };
+    const PUT: Put =
+        Put { notify: false, delivered: false, stays: false, reports: false, token: 0 };
     let (mut a, mut b, to, from) = with_lanes();
     let [mine, theirs] = [0; 2].map(|_| OwnedBuffer::zeroed(100));
     let purpose = Purpose::Region { id: 1, reads: true, writes: true };

@@ -624,6 +624,11 @@ impl<D: Device> Bulk for Rc<D> {
         self.device.as_ref().is_some_and(|device| register(device, memory, true).is_ok())
     }
 
+    fn lends(&mut self, peer: PeerId, now: u64) -> Prepared {
+        let theirs = self.connections.ready(peer).map(|connection| connection.link.lent);
+        theirs.map_or(Prepared::No, |theirs| self.lent.room(theirs, now))
+    }
+
     fn lane(&mut self, peer: PeerId, now: u64) -> Prepared {
         self.contact(peer, now)
     }
@@ -694,7 +699,8 @@ impl<D: Device> Bulk for Rc<D> {
             What::Put(how) if how.notify => return self.write(peer, local, &to, how.token, now),
             What::Put(how) => self.reach(peer, local, &to, (false, how), now),
             What::Get(token) => {
-                let how = Put { notify: false, delivered: false, stays: false, token };
+                let how =
+                    Put { notify: false, delivered: false, stays: false, reports: false, token };
                 self.reach(peer, local, &to, (true, how), now)
             }
             What::Flush(token) => self.flush_alone(peer, &to, token, now),

@@ -137,7 +137,8 @@ type Shared = Arc<Mutex<Fabric>>;
 
 /// The token of puts that fill remote buffers.
 const FILLING: u64 = u64::MAX;
-const FILL: Put = Put { notify: true, delivered: false, stays: false, token: FILLING };
+const FILL: Put =
+    Put { notify: true, delivered: false, stays: false, reports: false, token: FILLING };
 
 #[derive(Debug)]
 struct FakeRegion {
@@ -1157,7 +1158,7 @@ fn expose(world: &mut World, at: usize, peer: usize, memory: &SegmentList) -> Re
     Remote { key: registered.key, offset: 0 }
 }
 
-const PUT: Put = Put { notify: false, delivered: false, stays: false, token: 1 };
+const PUT: Put = Put { notify: false, delivered: false, stays: false, reports: false, token: 1 };
 
 /// 1 accesses memory of 0.
 fn access(

@@ -22,7 +22,7 @@ fn expose(end: &mut End, to: PeerId, memory: &OwnedBuffer) -> Option<Registratio
 }
 
 fn put(delivered: bool, token: u64) -> Put {
-    Put { notify: false, delivered, stays: false, token }
+    Put { notify: false, delivered, stays: false, reports: false, token }
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn lend(b: &mut End, to_a: PeerId, buffers: &[OwnedBuffer]) -> Vec<RemoteKey> {
 
 /// `a` fills a remote buffer.
 fn fill(a: &mut End, to_b: PeerId, from: &OwnedBuffer, key: RemoteKey, token: u64) -> Access {
-    let how = Put { notify: true, delivered: false, stays: false, token };
+    let how = Put { notify: true, delivered: false, stays: false, reports: false, token };
     a.net.put(to_b, &from.segments(), &Remote { key, offset: 0 }, how).unwrap()
 }
 
