@@ -489,8 +489,10 @@ fn a_thread_that_sleeps_wakes_for_a_request_that_another_one_has_posted() {
         a.net.sleep() && a.net.shared.wakes_at() > clock::now_ns() + 3_500_000_000
     }));
     assert_eq!(wait_readable(set.fd().unwrap(), 0), Ok(false));
-    let (memory, how) =
-        (OwnedBuffer::zeroed(16), Put { notify: false, delivered: false, stays: false, token: 1 });
+    let (memory, how) = (
+        OwnedBuffer::zeroed(16),
+        Put { notify: false, delivered: false, stays: false, reports: false, token: 1 },
+    );
     let at = Remote { key: RemoteKey::default(), offset: 0 };
     assert_eq!(a.net.put(there, &memory.segments(), &at, how), Ok(Access::Begun));
     assert_eq!(wait_readable(set.fd().unwrap(), 1000), Ok(true));
