@@ -35,9 +35,12 @@ impl Home {
         Self { pid: pid(), number: number() }
     }
 
-    /// False in a forked child.
+    /// False in a forked child. No system call where processes have numbers.
     pub(crate) fn is_here(self) -> bool {
-        self == Self::here()
+        match self.number {
+            0 => self == Self::here(),
+            mine => mine == number(),
+        }
     }
 
     /// For a word of a process that a child would inherit: no other has this number, and never 0. Its top bit is free.
