@@ -41,8 +41,29 @@ impl SharedMemory {
         head: usize,
         reserved: usize,
     ) -> Result<(Self, OwnedFd)> {
+        // To populate the mapping reserves its pages too, and saves a page fault for each.
+        if reserved <= head {
+            if let Ok(fd) = Self::reserve("udrv", len, 0) {
+                let this = Self::map_in_parts(&fd, len, head)?;
+                if this.populate(0, reserved).is_ok() {
+                    return Ok((this, fd));
+                }
+            }
+        }
         let fd = Self::reserve("udrv", len, reserved)?;
         Ok((Self::map_in_parts(&fd, len, head)?, fd))
+    }
+
+    /// Reserves `len` bytes at `offset`, which is at the beginning of a page, and maps them. Errors: ENOMEM, EFAULT; EINVAL
+    /// before Linux 5.14; those of a filter.
+    fn populate(&self, offset: usize, len: usize) -> Result<()> {
+        let base = self.mapping_of(offset + len).ok_or(Errno(libc::ENOMEM))?;
+        // SAFETY: a range of the mapping, from a page boundary on.
+        check(unsafe {
+            let start = base.as_ptr().add(offset);
+            libc::madvise(start.cast(), len, libc::MADV_POPULATE_WRITE)
+        })
+        .map(drop)
     }
 
     /// Reserves the pages of `len` bytes at `offset`, and maps them: page faults make the first write five times as
@@ -52,16 +73,10 @@ impl SharedMemory {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(Errno(libc::EINVAL));
         }
-        let base = self.mapping_of(offset + len).ok_or(Errno(libc::ENOMEM))?;
         let page = process::page_size();
         let first = offset / page * page;
-        // SAFETY: a range of the mapping, from a page boundary on.
-        let populated = check(unsafe {
-            let start = base.as_ptr().add(first);
-            libc::madvise(start.cast(), offset + len - first, libc::MADV_POPULATE_WRITE)
-        });
-        match populated {
-            Ok(_) => Ok(()),
+        match self.populate(first, offset + len - first) {
+            Ok(()) => Ok(()),
             Err(e @ Errno(libc::ENOMEM | libc::EFAULT | libc::EHWPOISON)) => Err(e),
             // Linux before 5.14, or a filter.
             Err(_) => (first..offset + len).step_by(page).try_for_each(|at| self.reserve_word(at)),
@@ -197,7 +212,10 @@ impl SharedMemory {
     /// As [`Self::attach`], with the parts of [`Self::create_in_parts`].
     pub(crate) fn attach_in_parts(fd: &OwnedFd, len: usize, head: usize) -> Result<Self> {
         Self::check_passed(fd, 0, len)?;
-        Self::map_in_parts(fd, len, head)
+        let this = Self::map_in_parts(fd, len, head)?;
+        // Where the first access writes, each page takes a page fault of its own. One that reads maps what there is.
+        let _ = this.atomic(0).map(|word| word.load(Ordering::Acquire));
+        Ok(this)
     }
 
     /// Like [`Self::attach`], `len` bytes at `offset`, which is a multiple of the page size. Errors: also EINVAL for another
@@ -448,6 +466,29 @@ mod tests {
             a.base().as_ptr().add(5000).write(7);
             assert_eq!(b.base().as_ptr().add(5000).read(), 7);
         }
+    }
+
+    #[test]
+    fn what_is_reserved_at_first_is_written_without_page_faults() {
+        let faults = || {
+            // SAFETY: zeroed is a valid `rusage` to be overwritten.
+            let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+            // SAFETY: a live local.
+            unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
+            usage.ru_minflt
+        };
+        let page = process::page_size();
+        let (a, _fd) = SharedMemory::create_in_parts(16 * page, 8 * page, 2 * page).unwrap();
+        if a.populate(0, page).is_err() {
+            return; // before Linux 5.14
+        }
+        faults();
+        let before = faults();
+        for at in [0, page] {
+            // SAFETY: inside the mapping.
+            unsafe { a.base().as_ptr().add(at).write_volatile(1) };
+        }
+        assert_eq!(faults(), before);
     }
 
     #[test]
