@@ -6,7 +6,7 @@ use super::copy_rate::CopyRate;
 use super::door::Greeting;
 use super::hello::{self, Hello, Reject, Welcome};
 use super::hints::Hint;
-use super::in_flight::TOO_MANY;
+use super::in_flight::{Fresh, TOO_MANY};
 use super::inbound::{Attention, Inbound};
 use super::layout::{
     FRUGAL, Geometry, LAVISH, SLOT, SLOTS, SLOTS_STEP, receivers_bell, set_receivers_bell,
@@ -60,6 +60,23 @@ impl Shm {
     ) -> Result<Contact, Errno> {
         let Some(bell) = self.bell.clone() else { return Ok(Contact::Elsewhere) };
         self.may_ask(peer)?;
+        // Before the connection: a receiver that accepts that at once finds the request, and need not look again.
+        let mut fresh = Some(self.door.requests.segment.take().map_or_else(segment, Ok));
+        let made = self.try_connect_with(peer, address, bell, &mut fresh);
+        if !made.is_err_and(Errno::is_shortage) {
+            self.door.requests.segment = fresh.and_then(Result::ok);
+        }
+        made
+    }
+
+    /// As [`Self::try_connect`], with a segment, which it takes unless no request is sent.
+    fn try_connect_with(
+        &mut self,
+        peer: PeerId,
+        address: &Address,
+        bell: Arc<Bell>,
+        fresh: &mut Option<Result<Fresh, Errno>>,
+    ) -> Result<Contact, Errno> {
         let (socket, credentials) = match names::find(address.port())? {
             Found::Open(socket, credentials) => (socket, credentials),
             Found::Aloof(_) => return Ok(Contact::Elsewhere),
@@ -67,15 +84,14 @@ impl Shm {
             Found::Nobody => return Ok(Contact::Missing(Errno(libc::ECONNREFUSED))),
         };
         self.may_link(peer, &socket, credentials.pid)?;
-        let kept = self.door.requests.segment.take();
-        let (geometry, memory, fd) = kept.map_or_else(segment, Ok)?;
+        let Some((geometry, memory, fd)) = fresh.take().transpose()? else { return Err(NOT_YET) };
         let identity = process::random_u64() as u32 >> 8;
         let hello = self.request(geometry, identity, credentials.pid, &bell);
         self.epoll.add(socket.as_fd(), TOKEN_OUTBOUND | u64::from(peer.0))?;
         let requests = &mut self.door.requests;
         if let Err(e) = requests.send(socket.as_fd(), &hello.encode(), fd.as_fd()) {
             self.epoll.remove(socket.as_fd());
-            requests.segment = (e == TOO_MANY).then_some((geometry, memory, fd));
+            *fresh = (e == TOO_MANY).then_some(Ok((geometry, memory, fd)));
             // The peer has closed meanwhile, and the next attempt shows its state.
             let passes = matches!(e.0, libc::EPIPE | libc::ECONNRESET);
             return Err(if passes { Errno(libc::EAGAIN) } else { e });
@@ -388,7 +404,7 @@ enum Ours {
 
 /// A zeroed segment with its first slots reserved; a small one, all of it reserved, if a large one exceeds the system's
 /// limits or pages are larger than the steps in which a segment is reserved. Errors: those of [`SharedMemory::create`].
-fn segment() -> Result<(Geometry, SharedMemory, OwnedFd), Errno> {
+fn segment() -> Result<Fresh, Errno> {
     let of = |geometry: Geometry, reserved: usize| -> Result<_, Errno> {
         let (memory, fd) =
             SharedMemory::create_in_parts(geometry.len(), geometry.bulk_at(), reserved)?;

@@ -114,6 +114,20 @@ mod tests {
     }
 
     #[test]
+    fn a_segment_is_made_before_the_connection_and_kept_for_the_next() {
+        let (mut a, b) = (end(CmaPolicy::Off), end(CmaPolicy::Off));
+        let gone = end(CmaPolicy::Off).me;
+        let peer = a.peers.intern(&gone).unwrap();
+        assert!(matches!(a.shm.link(peer, &gone), Ok(Contact::Missing(_))));
+        assert!(a.shm.door.requests.segment.is_some());
+        assert_eq!(ask(&mut a, &b).1, Contact::Linked);
+        assert!(a.shm.door.requests.segment.is_none());
+        assert!(matches!(a.shm.link(peer, &gone), Ok(Contact::Missing(_))));
+        a.turn(&mut Deaf);
+        assert!(a.shm.door.requests.segment.is_none(), "not for long");
+    }
+
+    #[test]
     fn where_descriptors_are_scarce_some_requests_wait_for_answers() {
         let mut here = end(CmaPolicy::Off);
         let others: Vec<End> = (0..9).map(|_| end(CmaPolicy::Off)).collect();
