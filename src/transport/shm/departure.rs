@@ -299,6 +299,7 @@ impl Shm {
     ) -> usize {
         let closed = self.see_closed_off(peers, handler);
         let begun = clock::processor_ns();
+        self.open_watches();
         self.watches.identify();
         let ended = self.find_ended(|peer| handler.is_owed(peer));
         self.look_at_processors();
@@ -358,10 +359,10 @@ impl Shm {
         successor
     }
 
-    /// There is a link with process `pid`.
-    pub(super) fn watch(&mut self, pid: i32) {
-        let token = TOKEN_PROCESS | u64::from(pid.unsigned_abs());
-        self.watches.add(pid, token, &self.epoll);
+    /// The end of each process with which there is a link shows in the endpoint's set from now on, while these are few.
+    pub(super) fn open_watches(&mut self) {
+        let token = |pid: i32| TOKEN_PROCESS | u64::from(pid.unsigned_abs());
+        self.watches.open(token, &self.epoll);
     }
 }
 

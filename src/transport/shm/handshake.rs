@@ -117,7 +117,7 @@ impl Shm {
         }
         self.share_places(peer);
         self.count_one_more(peer);
-        self.watch(credentials.pid);
+        self.watches.add(credentials.pid);
         Ok(Contact::Linked)
     }
 
@@ -284,7 +284,7 @@ impl Shm {
         }
         self.share_places(peer);
         self.count_one_more(peer);
-        self.watch(pid);
+        self.watches.add(pid);
     }
 
     /// Tells the sender of a new link what it has to know of this endpoint.

@@ -552,6 +552,7 @@ impl Transport for Shm {
             (false, true) => Some(self.watches.every_ns()),
             (false, false) => None,
         };
+        self.open_watches();
         if self.inbound.sleep() && self.watches.wake_within(within) {
             return true;
         }

@@ -2,6 +2,9 @@
 //! few, otherwise by checks: often of those peers for which an operation waits, of the others in turn. A process in
 //! another pid namespace is not visible here: its connection stays open, and hangs up.
 //!
+//! Descriptors are opened by the next check, or when a thread is about to sleep, and not with the link. To open one and
+//! to watch it costs a twentieth of a link, which both ends would pay while a job makes its first ones.
+//!
 //! The checks also ask whether the peer's doorbell exists. That finds an endpoint whose process lives on without it,
 //! after exec(2), or whose last ring was lost. It proves no life: a forked child may hold the doorbell of a process that
 //! has ended, and anybody may bind the name after it.
@@ -34,6 +37,8 @@ struct Watch {
     process: Identity,
     /// Without a descriptor, the process is checked periodically.
     fd: Option<Arc<OwnedFd>>,
+    /// No descriptor has been asked for.
+    new: bool,
 }
 
 /// One [`Watch`] for each visible process with which there are links.
@@ -41,6 +46,8 @@ struct Watch {
 pub(super) struct Watches {
     /// By process id.
     list: Vec<Watch>,
+    /// Some of them are new.
+    any_new: bool,
     /// The next peer to be checked although no operation waits for it.
     next: usize,
     /// Wakes a sleeping thread for checks; `None`: the endpoint takes no links.
@@ -117,22 +124,32 @@ impl Watches {
         from..self.next
     }
 
-    /// Watches process `pid`, unless it is already watched, or is not visible here. Its end makes `token` ready in
-    /// `epoll`, while the processes are few.
-    pub(super) fn add(&mut self, pid: i32, token: u64, epoll: &LateSet) {
+    /// Watches process `pid`, unless it is already watched, or is not visible here. It has no descriptor before
+    /// [`Self::open`]: a job that begins makes many links, and to make one waits for none of these.
+    pub(super) fn add(&mut self, pid: i32) {
         let Err(at) = self.place(pid) else { return };
-        if pid <= 0 {
+        if pid > 0 {
+            self.list.insert(at, Watch { process: Identity::unknown(pid), fd: None, new: true });
+            self.any_new = true;
+        }
+    }
+
+    /// Opens descriptors of the processes that were added since the last call, while all of them are few. From then on the
+    /// end of one makes `token` of its id ready in `epoll`.
+    pub(super) fn open(&mut self, token: impl Fn(i32) -> u64, epoll: &LateSet) {
+        if !std::mem::take(&mut self.any_new) {
             return;
         }
-        let few = self.list.len() < watched::watches_max();
-        let fd = if few { watched::watch(pid) } else { None };
-        let fd = fd.filter(|fd| epoll.add(fd.as_fd(), token).is_ok());
-        if !few {
-            for fd in self.list.iter_mut().filter_map(|watch| watch.fd.take()) {
-                epoll.remove(fd.as_fd());
+        let few = self.list.len() <= watched::watches_max();
+        for watch in &mut self.list {
+            let (new, pid) = (std::mem::take(&mut watch.new), watch.process.pid);
+            if !few {
+                watch.fd.take().iter().for_each(|fd| epoll.remove(fd.as_fd()));
+            } else if new {
+                let fd = watched::watch(pid);
+                watch.fd = fd.filter(|fd| epoll.add(fd.as_fd(), token(pid)).is_ok());
             }
         }
-        self.list.insert(at, Watch { process: Identity::unknown(pid), fd });
     }
 
     /// Stops watching process `pid`.
@@ -186,7 +203,10 @@ impl Watches {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fixture::{Deaf, End, end};
     use super::*;
+    use crate::transport::Transport;
+    use crate::transport::shm::config::CmaPolicy;
 
     #[test]
     fn every_peer_has_its_turn_within_a_round() {
@@ -238,6 +258,20 @@ mod tests {
         assert_eq!(watches.every_ns(), LIVENESS_MAX_NS);
         watches.has_checked(0, 512);
         assert_eq!(watches.every_ns(), LIVENESS_NS);
+    }
+
+    #[test]
+    fn a_process_has_a_descriptor_from_the_next_look_or_sleep_on() {
+        let (mut a, mut b) = (end(CmaPolicy::Off), end(CmaPolicy::Off));
+        let opened = |end: &End| end.shm.watches.list.iter().all(|watch| watch.fd.is_some());
+        a.connect(&b);
+        assert!(!opened(&a), "not with the link");
+        b.shm.accept(1, &mut b.peers, &mut Deaf);
+        assert!(b.shm.watches.list.len() == 1 && !opened(&b));
+        assert!(a.shm.sleep());
+        a.shm.awake();
+        b.turn(&mut Deaf);
+        assert!(opened(&a) && opened(&b));
     }
 
     #[test]
