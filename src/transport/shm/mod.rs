@@ -337,7 +337,9 @@ impl Messages for Shm {
         let Some(link) = link else {
             return Err(SendError::Unreachable(Errno(libc::ENOTCONN)));
         };
-        let pushed = if !matches!(mode, Mode::Bulk | Mode::Fragment) {
+        // What fits beside its header needs no bulk space: a long message can be announced while all of that is in use.
+        let beside = mode == Mode::Fragment && header.len() + len <= SLOT_ROOM;
+        let pushed = if beside || !matches!(mode, Mode::Bulk | Mode::Fragment) {
             link.producer.push_short(header, len, |to| pack(0, to))
         } else {
             link.timed(len, |link| link.producer.push_bulk(header, len, |to| pack(0, to)))

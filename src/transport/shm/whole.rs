@@ -173,6 +173,29 @@ mod tests {
     }
 
     #[test]
+    fn a_long_message_is_announced_while_all_bulk_space_is_in_use() {
+        let [(mut a, peer), (mut b, _)] = linked(2, CmaPolicy::Off, None);
+        let bytes = pattern(40_000);
+        let fragment = |a: &mut End, from: &[u8], at: usize| {
+            let header = (at as u64).to_ne_bytes();
+            a.shm.send(peer, Mode::Fragment, &header, from.len(), |from_at, to| {
+                to.copy_from_slice(&from[from_at..from_at + to.len()]);
+            })
+        };
+        a.shm.send(peer, Mode::Short, b"first", 0, |_, _| ()).unwrap();
+        let fit = (0..).take_while(|i| fragment(&mut a, &bytes, i * bytes.len()).is_ok()).count();
+        assert!(fit > 20, "{fit}");
+        // As an announcement does, that brings the first bytes of its message.
+        for i in 0..100 {
+            fragment(&mut a, &bytes[..50], fit * bytes.len() + i * 50).unwrap();
+        }
+        assert!(fragment(&mut a, &bytes, 0).is_err(), "there is still no room for this");
+        let heard = hear(&mut b);
+        assert_eq!(heard[0].1, fit + 100);
+        assert!(heard[0].0 == [bytes.repeat(fit), bytes[..50].repeat(100)].concat());
+    }
+
+    #[test]
     fn where_processes_take_turns_nothing_is_pushed() {
         let [(mut a, peer), _] = linked(0, CmaPolicy::Auto, None);
         assert!(!send(&mut a, peer, &pattern(LEN)));
