@@ -238,7 +238,9 @@ impl<M: Storage> Producer<M> {
             if growth.is_due(self.bulk_tail) {
                 let next = self.geometry.more_than(growth.room).min(self.next_lap);
                 // Two that answer each other use the payload buffers alone, and need no more bulk space.
-                let first = growth.room == ROOMS[0] && self.places.is_some();
+                let first = growth.room == ROOMS[0]
+                    && self.places.is_some()
+                    && growth.has_plenty(self.geometry);
                 if !first || !growth.reserve_places(&self.memory, self.geometry) {
                     growth.grow(&self.memory, self.geometry, next, false);
                 }

@@ -15,6 +15,8 @@ use std::sync::Arc;
 const AHEAD: u32 = 64;
 /// A link grows after so many laps through the room it has.
 const LAPS: u32 = 2;
+/// Links that can still grow to their largest sizes where payload buffers are taken early, which are not given back.
+const PLENTY: usize = 4;
 /// Checks without payload after which a link is idle.
 const IDLE: u32 = 10;
 
@@ -105,6 +107,11 @@ impl Growth {
             say_short();
             self.budget.give(taken);
         }
+    }
+
+    /// Whether other links can grow although this one takes what it keeps.
+    pub(super) fn has_plenty(&self, of: Geometry) -> bool {
+        self.budget.has(PLENTY * of.len())
     }
 
     /// Reserves the payload buffers, which stay: the peer may own some. False: they were reserved before, or cannot be.
@@ -382,7 +389,7 @@ mod tests {
 
     #[test]
     fn ends_that_answer_each_other_need_no_more_than_the_payload_buffers() {
-        let (mut a, mut b) = (link(4 << 20), link(4 << 20));
+        let (mut a, mut b) = (link(24 << 20), link(24 << 20));
         for ((tx, rx), end) in [((&mut a.tx, &mut b.rx), 1), ((&mut b.tx, &mut a.rx), 2)] {
             let ours = Area::new(tx.memory().clone(), LAVISH, end);
             let theirs = Area::new(rx.memory().clone(), LAVISH, 3 - end);
@@ -403,6 +410,25 @@ mod tests {
             assert_eq!(link.tx.sizes().bulk, ROOMS[0]);
             assert!(link.tx.recycles && link.bytes() < 400 << 10, "{}", link.bytes());
         }
+    }
+
+    #[test]
+    fn many_links_that_answer_leave_room_for_one_to_grow() {
+        let mut links: Vec<Link> = (0..100).map(|_| link(0)).collect();
+        let shared = Arc::new(Budget::new(24 << 20));
+        for link in &mut links {
+            link.tx.growth = Some(Growth::new(shared.clone()));
+            let [ours, theirs] = [1, 2].map(|end| Area::new(link.tx.memory().clone(), LAVISH, end));
+            link.tx.share_places(ours.clone(), theirs.clone());
+            link.rx.share_places(ours, theirs);
+            link.carry(70 << 10);
+            link.rest();
+        }
+        let last = &mut links[99];
+        for _ in 0..20 {
+            last.carry(100 << 10);
+        }
+        assert_eq!(last.tx.sizes().bulk, LAVISH.bulk);
     }
 
     #[test]
