@@ -118,6 +118,9 @@ impl Shm {
         self.share_places(peer);
         self.count_one_more(peer);
         self.watches.add(credentials.pid);
+        if self.waiting.sleeping {
+            self.open_watches();
+        }
         Ok(Contact::Linked)
     }
 

@@ -275,6 +275,14 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_that_sleeps_sees_the_end_of_a_process_that_another_one_has_linked() {
+        let (mut a, b) = (end(CmaPolicy::Off), end(CmaPolicy::Off));
+        assert!(a.shm.sleep());
+        a.connect(&b);
+        assert!(a.shm.watches.list.iter().all(|watch| watch.fd.is_some()));
+    }
+
+    #[test]
     fn the_timer_is_armed_while_there_are_links() {
         let timer = LateTimer::of(std::sync::Arc::new(LateSet::new().unwrap()), 0);
         let mut watches = Watches::new(Some(timer));
