@@ -21,8 +21,8 @@ pub(super) const ABSENT_NS: u64 = 10_000_000;
 pub(super) const LOOK_NS: u64 = 10_000_000;
 const LOOK_BUSY_NS: u64 = 40_000_000;
 const LOOK_MAX_NS: u64 = 1_000_000_000;
-/// The same while the process exits.
-const LOOK_LAST_NS: u64 = 1_000_000;
+/// The same while the application is in a call when it is to be relieved.
+const LOOK_SOON_NS: u64 = 1_000_000;
 
 /// What a call that sends or receives must tell (`Shared::tells`). There was no traffic since the thread's last check.
 const QUIET: u8 = 1;
@@ -222,13 +222,15 @@ impl Shared {
                 self.tells.fetch_or(DOZES, Ordering::Relaxed);
             }
             core.leave();
-            let until = now + (*look).max(present_until - now);
+            // No longer while it sleeps: it may wake, send, and compute.
+            let until = now + *look;
             *look *= 2;
             return asleep(until);
         }
         *look = LOOK_NS;
         let Some(mut core) = core.visit() else {
-            return asleep(now + if ends { LOOK_LAST_NS } else { LOOK_NS }); // the application polls
+            // The application begins to poll, or is in the call that woke the thread.
+            return asleep(now + LOOK_SOON_NS);
         };
         core.turn_in_background(now);
         if ends {

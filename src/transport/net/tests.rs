@@ -453,6 +453,26 @@ fn a_lost_message_is_repeated_although_its_sender_computes() {
 }
 
 #[test]
+fn a_lost_message_is_repeated_soon_although_its_sender_slept_and_then_computes() {
+    let (mut a, mut b) = (End::open(), End::open());
+    let there = acquaint(&mut a, &mut b);
+    let set = Arc::new(LateSet::new().unwrap());
+    a.net.watch(&set, 1).unwrap();
+    await_rest(&a, 3_500);
+    a.poll();
+    assert!(a.net.sleep());
+    std::thread::sleep(std::time::Duration::from_millis(60));
+    a.net.awake();
+    a.poll();
+    let silent = b.net.core.enter().unwrap();
+    let sent = std::time::Instant::now();
+    assert!(a.send(there, 2, 100));
+    assert!(within(20, || a.counts().retransmitted > 0));
+    assert!(sent.elapsed() < crate::patience::seconds(1) / 2, "{:?}", sent.elapsed());
+    drop(silent);
+}
+
+#[test]
 fn a_thread_that_sleeps_wakes_for_what_another_one_has_sent() {
     let (mut a, mut b) = (End::open(), End::open());
     let there = acquaint(&mut a, &mut b);
