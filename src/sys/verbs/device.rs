@@ -257,8 +257,12 @@ fn traffic_class(text: &str) -> Option<u8> {
 
 /// The speed in a file such as `2.5 Gb/sec (1X SDR)`, Mbit/s.
 fn mbps(text: &str) -> Option<u64> {
-    let gbps: f64 = text.split_whitespace().next()?.parse().ok()?;
-    (gbps > 0.0).then_some((gbps * 1000.0) as u64)
+    let gbps = text.split_whitespace().next()?;
+    // The kernel writes one digit behind the point, if any.
+    let (whole, tenths) = gbps.split_once('.').unwrap_or((gbps, "0"));
+    let tenths: u64 = tenths.parse().ok().filter(|tenths| *tenths < 10)?;
+    let mbps = whole.parse::<u64>().ok()?.checked_mul(1000)? + tenths * 100;
+    (mbps > 0).then_some(mbps)
 }
 
 /// Makes `fd` non-blocking.
@@ -279,7 +283,7 @@ mod tests {
     fn the_speed_of_a_port_is_read() {
         assert_eq!(mbps("2.5 Gb/sec (1X SDR)\n"), Some(2500));
         assert_eq!(mbps("400 Gb/sec (4X NDR)\n"), Some(400_000));
-        assert_eq!(["", "0 Gb/sec", "none"].map(mbps), [None; 3]);
+        assert_eq!(["", "0 Gb/sec", "none", "2.x Gb/sec"].map(mbps), [None; 4]);
     }
 
     #[test]

@@ -90,6 +90,9 @@ pub(crate) fn open(
     }
 }
 
+/// How many slots a queue pair at a port has: to send, and to receive.
+type Slots = fn(&Port) -> (u32, u32);
+
 /// Slots of an endpoint on `port`.
 fn working_slots(port: &Port) -> (u32, u32) {
     (SEND_SLOTS, if port.speed_bps >= FAST_BPS { FAST_SLOTS } else { RECEIVE_SLOTS })
@@ -137,9 +140,11 @@ fn reopen(
     spread: Spread,
     key: &JobKey,
 ) -> Result<Made, String> {
-    let slots = working_slots;
-    let (found, refused) =
-        if present() { search(settings, me, spread, qkey(key), slots) } else { (None, vec![]) };
+    let (found, refused) = if present() {
+        search(settings, me, spread, qkey(key), working_slots)
+    } else {
+        (None, vec![])
+    };
     found.map(make).ok_or_else(|| reasons(&refused))
 }
 
@@ -264,7 +269,7 @@ fn first_that_works(
     me: &Address,
     spread: Spread,
     qkey: u32,
-    slots: impl Fn(&Port) -> (u32, u32),
+    slots: Slots,
 ) -> Result<Option<Found>, Errno> {
     if settings.policy == RdmaPolicy::Off {
         return Ok(None);
@@ -315,7 +320,7 @@ fn search(
     me: &Address,
     spread: Spread,
     qkey: u32,
-    slots: impl Fn(&Port) -> (u32, u32),
+    slots: Slots,
 ) -> (Option<Found>, Vec<String>) {
     if settings.nics.is_empty() && me.0.ip().is_loopback() {
         let unneeded = |name| format!("{name} is not needed on the loopback interface");
@@ -342,7 +347,7 @@ fn search(
         let nowhere = |nic: &NicName| nth == 0 && !tiers.iter().any(|tier| has(tier, nic));
         let counts = |nic: &&NicName| has(tier, nic) || nowhere(nic);
         let nics: Vec<NicName> = settings.nics.iter().filter(counts).cloned().collect();
-        found = search.in_tier(tier, &nics, &slots);
+        found = search.in_tier(tier, &nics, slots);
     }
     search.end(found)
 }
@@ -363,12 +368,7 @@ struct Search<'a> {
 
 impl Search<'_> {
     /// Among the ports of the devices `tier`, of which `nics` are wanted.
-    fn in_tier(
-        &mut self,
-        tier: &[Device<'_>],
-        nics: &[NicName],
-        slots: &impl Fn(&Port) -> (u32, u32),
-    ) -> Option<Found> {
+    fn in_tier(&mut self, tier: &[Device<'_>], nics: &[NicName], slots: Slots) -> Option<Found> {
         let settings = self.settings;
         let devices = opened(tier, &mut self.refused);
         let list: Vec<Candidate> = devices.iter().map(|(_, candidate)| candidate.clone()).collect();
@@ -391,12 +391,7 @@ impl Search<'_> {
     }
 
     /// At the port of `choice`, if it works and has datagrams.
-    fn at(
-        &mut self,
-        mut at: At,
-        choice: Choice,
-        slots: &impl Fn(&Port) -> (u32, u32),
-    ) -> Option<Found> {
+    fn at(&mut self, mut at: At, choice: Choice, slots: Slots) -> Option<Found> {
         let (cause, why) = match open_at(&at, &choice, self.qkey, slots(&choice.port)) {
             Ok(port) => {
                 at.place.number = port.number();
