@@ -234,9 +234,11 @@ impl Opened {
         // SAFETY: all zeroes is a valid ibv_device_attr; a live context, and the call fills the local.
         let answers = || unsafe {
             let mut attr: ibv_device_attr = std::mem::zeroed();
-            check((self.verbs.query_device)(self.raw.as_ptr(), &mut attr))
+            let answer = check((self.verbs.query_device)(self.raw.as_ptr(), &mut attr));
+            // A shortage passes.
+            answer.is_ok() || answer.is_err_and(Errno::is_shortage)
         };
-        let works = looked.is_ok() && self.is_there() && answers().is_ok();
+        let works = looked.is_ok() && self.is_there() && answers();
         if !works {
             self.retire(&mut self.users());
         }
