@@ -459,31 +459,27 @@ impl<I: Iface> Engine<I> {
     fn send_more(&mut self, key: Key, offset: usize) -> Result<(), SendError> {
         let Some(op) = self.core.rma.ops.get_mut(key) else { return Ok(()) };
         let total = op.local.len();
-        let source = match op.source(offset) {
-            Ok(None) => return Err(SendError::Again),
-            Ok(source) => source,
-            // The target expects all bytes, and the operation fails when it has them.
-            Err(_) => {
-                (op.staging, op.unreadable) = (None, true);
-                None
-            }
+        let source = if op.unreadable { Err(()) } else { op.source(offset).map_err(drop) };
+        let Ok(source) = source else {
+            // FAULT in place of the rest: the target reports no write, and its answer ends the operation.
+            (op.staging, op.unreadable) = (None, true);
+            let packet = RmaPacket::Fault { tx: key.to_wire() };
+            self.iface.send(op.peer, Mode::Short, packet.encode().as_slice(), 0, |_, _| ())?;
+            op.state = State::Sent { received: 0 };
+            let peer = op.peer;
+            self.core.note_asked(peer);
+            return Ok(());
         };
-        let source = source.filter(|_| !op.unreadable);
+        let Some(Source { bytes, from, .. }) = source else { return Err(SendError::Again) };
         let rest = total.saturating_sub(offset);
-        let here = source.map_or(rest, |Source { bytes, from, .. }| from + bytes.len() - offset);
+        let here = from + bytes.len() - offset;
         let len = here.min(piece_of(total, self.iface.caps(op.peer).fragment_max));
         if len > 0 {
             let packet = RmaPacket::WriteMore { tx: key.to_wire(), offset: offset as u64 };
-            self.iface.send(
-                op.peer,
-                Mode::Fragment,
-                packet.encode().as_slice(),
-                len,
-                |at, to| match &source {
-                    Some(source) => _ = source.bytes.copy_out(offset - source.from + at, to),
-                    None => to.fill(0),
-                },
-            )?;
+            let pack = |at: usize, to: &mut [u8]| {
+                bytes.copy_out(offset - from + at, to);
+            };
+            self.iface.send(op.peer, Mode::Fragment, packet.encode().as_slice(), len, pack)?;
             self.core.counts.fragment_bytes += len as u64;
         }
         op.state = if len == rest {
@@ -611,7 +607,7 @@ impl Core {
             });
             if ended {
                 let unreadable = self.rma.ops.get(key).is_some_and(|op| op.unreadable);
-                let failed = failure_of(status).or_else(|| unreadable.then_some(UNREADABLE));
+                let failed = unreadable.then_some(UNREADABLE).or_else(|| failure_of(status));
                 self.end_access(key, failed, host);
             } else {
                 self.counts.dropped += 1;

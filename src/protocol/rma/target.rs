@@ -192,7 +192,7 @@ impl Core {
         self.tidy(peer);
     }
 
-    /// FAULT: the initiator cannot read the bytes of the first write either.
+    /// FAULT: the initiator cannot read the bytes of the first write either, or not those that are missing.
     pub(super) fn on_fault_of_write(
         &mut self,
         peer: PeerId,
@@ -200,8 +200,9 @@ impl Core {
         host: &mut impl Host,
     ) -> Option<()> {
         let write = self.rma.inbound.get(&peer)?.writes.front()?;
-        let asked = !write.pulls && write.request.tx == tx && write.done == 0;
-        asked.then(|| self.end_write(peer, libc::EFAULT as u32, host))
+        let awaited = !write.pulls && write.request.tx == tx;
+        let status = write.refused.unwrap_or(libc::EFAULT as u32);
+        awaited.then(|| self.end_write(peer, status, host))
     }
 
     fn end_read(&mut self, peer: PeerId, status: Option<u32>, host: &mut impl Host) {

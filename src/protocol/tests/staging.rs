@@ -384,7 +384,7 @@ fn written(from: &mut Memory, to: &mut Memory) -> World {
     world.register(1, 7, to, &[Write]);
     let plain = rma_op(peer, Write, from, 7, 1);
     let local = lend(&mut from.0, &[LEN / 3, LEN / 2]).as_device(5);
-    world.access(0, &RmaOp { local, ..plain }).unwrap();
+    world.access(0, &RmaOp { local, data: Some(3), ..plain }).unwrap();
     world
 }
 
@@ -416,17 +416,27 @@ fn parts_of_a_write_are_copied_while_earlier_ones_are_sent() {
 fn a_write_of_which_a_copy_fails_ends_with_an_error() {
     for nth in 0.. {
         let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+        to.0.fill(0xee);
         mover::fail(nth);
         let mut world = written(&mut from, &mut to);
         world.settle();
         let failed = !mover::still_fails();
         let ended = world.reports(0, Direction::Write);
+        let seen = world.accesses(1).len();
         match ended[..] {
             [Ok(_)] => assert!(!failed && to.0 == from.0),
             [Err(failure)] => assert!(failed && failure.error == libc::EIO, "{failure:?}"),
             ref other => panic!("{other:?}"),
         }
-        world.accesses(1);
+        assert_eq!(seen, usize::from(!failed), "the target's report when copy {nth} fails");
+        let here = to.0.iter().zip(&from.0).take_while(|(to, from)| to == from).count();
+        assert!(to.0[here..].iter().all(|byte| *byte == 0xee), "bytes behind those that came");
+        // The next write goes as ever.
+        let peer = world.peer(0, 1);
+        world.access(0, &rma_op(peer, Write, &mut from, 7, 2)).unwrap();
+        world.settle();
+        assert!(matches!(world.reports(0, Direction::Write)[..], [Ok(_)]));
+        assert!(world.accesses(1).len() == 1 && to.0 == from.0);
         world.assert_empty();
         if !failed {
             assert!(nth > 50, "each part is copied");
