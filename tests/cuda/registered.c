@@ -11,6 +11,8 @@
  * registered again: messages from one allocation, which go on for a while.
  *
  * registered remapped: messages from memory of cuMemCreate, at the same addresses, but each from other memory.
+ *
+ * registered rebound: the same, from the same memory, which is unmapped and mapped there again.
  */
 #include "kinds.h"
 
@@ -121,11 +123,11 @@ static void again(struct side *side)
 		SAME(cuMemFree_v2(at), 0);
 }
 
-static void remapped(struct side *side)
+static void map_again(struct side *side, int same)
 {
 	struct memory_properties of = shared_by_descriptor(true);
 	struct { int location[2], flags; } access = { { 1, 0 }, 3 };
-	uint64_t part;
+	uint64_t part = 0;
 	ptr at = 0;
 	uint32_t n;
 
@@ -133,10 +135,12 @@ static void remapped(struct side *side)
 		SAME(cuMemAddressReserve(&at, 2 * GRANULE, 0, 0, 0), 0);
 	for (n = 0; n < 8; n++) {
 		if (side->rank == 1) {
-			SAME(cuMemCreate(&part, GRANULE, &of, 0), 0);
+			if (n == 0 || !same)
+				SAME(cuMemCreate(&part, GRANULE, &of, 0), 0);
 			SAME(cuMemMap(at, GRANULE, 0, part, 0), 0);
 			SAME(cuMemSetAccess(at, GRANULE, &access, 1), 0);
-			SAME(cuMemRelease(part), 0);
+			if (n == 7 || !same)
+				SAME(cuMemRelease(part), 0);
 		}
 		send_one(side, at, 2 * n);
 		send_one(side, at, 2 * n + 1);
@@ -147,7 +151,17 @@ static void remapped(struct side *side)
 		SAME(cuMemAddressFree(at, 2 * GRANULE), 0);
 }
 
-static const struct { const char *name; story told; } cases[] = { { "wide", wide }, { "freed", freed }, { "again", again }, { "remapped", remapped } };
+static void remapped(struct side *side)
+{
+	map_again(side, 0);
+}
+
+static void rebound(struct side *side)
+{
+	map_again(side, 1);
+}
+
+static const struct { const char *name; story told; } cases[] = { { "wide", wide }, { "freed", freed }, { "again", again }, { "remapped", remapped }, { "rebound", rebound } };
 static story chosen;
 
 static void one_case(struct side *side)

@@ -98,6 +98,11 @@ impl<A: PartialEq, R: Clone> Allocations<A, R> {
         })
     }
 
+    /// Does not keep what was made of `of`.
+    pub(super) fn forget(&mut self, of: &A) {
+        self.list.retain(|kept| kept.of != *of);
+    }
+
     /// Ends all that were not used lately. Returns whether there were any.
     fn make_room(&mut self, now: u64) -> bool {
         let before = self.list.len();

@@ -6,7 +6,8 @@
 //! allocation (BUFFER_ID), which no other one of the process has. The driver is asked for the number of the address each time,
 //! so memory that was freed, and whose address another allocation has since, is never taken for it. Memory of cuMemCreate is told
 //! by MEMORY_BLOCK_ID too. nvidia-peermem ends a registration when its memory is freed, so what is kept of it is of no use then, but
-//! harmless.
+//! harmless. It may end one when memory of cuMemCreate is unmapped too, and the same block may be mapped there again: what is
+//! registered of such memory by its address has the bytes of one request, and is not kept.
 //!
 //! Not run on a GPU; on doubles of the driver and of the device only.
 
@@ -38,6 +39,8 @@ pub(super) struct Registered {
     pub(super) registration: Arc<Registration>,
     /// The memory to flush when the device has written it.
     pub(super) flush: Option<Flush>,
+    /// It may end although the allocation stays.
+    pub(super) fades: bool,
 }
 
 /// Why memory was not registered.
@@ -140,8 +143,8 @@ impl Gpus {
         let now = clock::now_ns();
         let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.sweep(now, |of| is_there(cuda, of));
-        let make = || self.register(cuda, &of, (of.start, of.len), self.permission);
-        kept.get(of, now, |kept| {
+        let make = || self.register(cuda, &of, ((of.start, of.len), (addr, len)), self.permission);
+        let got = kept.get(of, now, |kept| {
             let made = kept.with_room(now, make, |refused| {
                 refused.tell();
                 let errno = Errno::from(refused);
@@ -151,7 +154,11 @@ impl Gpus {
                 );
             });
             made.map(|made| (made, of.len))
-        })
+        });
+        if got.as_ref().is_ok_and(|got| got.fades) {
+            kept.forget(&of);
+        }
+        got
     }
 
     /// When [`Self::tend`] has something to do.
@@ -186,7 +193,7 @@ impl Gpus {
         at: (u64, usize),
         permission: Permission,
     ) -> Result<Registered, Errno> {
-        let make = || self.register(cuda, of, at, permission);
+        let make = || self.register(cuda, of, (at, at), permission);
         let Some(kept) = &self.kept else {
             return make().inspect_err(Refused::tell).map_err(Errno::from);
         };
@@ -194,33 +201,36 @@ impl Gpus {
         kept.with_room(clock::now_ns(), make, |refused| refused.tell())
     }
 
+    /// Registers `at`, or, where that may fade, only `asked`.
     fn register(
         &self,
         cuda: &Cuda,
         of: &Allocation,
-        (addr, len): (u64, usize),
+        (at, asked): ((u64, usize), (u64, usize)),
         permission: Permission,
     ) -> Result<Registered, Refused> {
         let by_dmabuf = || -> Result<_, Refused> {
-            let exported = cuda.dmabuf(of, (addr, len)).map_err(Refused::ByCuda)?;
-            let at = (addr - exported.start, addr, len);
+            let exported = cuda.dmabuf(of, at).map_err(Refused::ByCuda)?;
+            let at = (at.0 - exported.start, at.0, at.1);
             let made = self.registrar.register_dmabuf(exported.fd.as_fd(), at, permission);
-            Ok((made.map_err(Refused::ByDevice)?, exported.flush))
+            Ok((made.map_err(Refused::ByDevice)?, exported.flush, false))
         };
         let by_address = || -> Result<_, Refused> {
             let flush = cuda.pinned(of).map_err(|failure| match failure {
                 Failure::NOT_SUPPORTED => Refused::OfAddress(Errno(libc::EOPNOTSUPP)),
                 other => Refused::ByCuda(other),
             })?;
+            let fades = of.is_mapped();
+            let (addr, len) = if fades { asked } else { at };
             let made = self.registrar.register(addr as usize, len, permission);
-            Ok((made.map_err(Refused::OfAddress)?, flush))
+            Ok((made.map_err(Refused::OfAddress)?, flush, fades))
         };
         let made = match self.dmabufs.then(by_dmabuf) {
             None => by_address(),
             Some(Err(refused)) if self.by_address && !refused.is_shortage() => by_address(),
             Some(made) => made,
         };
-        made.map(|(made, flush)| Registered { registration: Arc::new(made), flush })
+        made.map(|(made, flush, fades)| Registered { registration: Arc::new(made), flush, fades })
     }
 }
 
