@@ -425,7 +425,7 @@ impl Sends {
         gone.into_iter().filter_map(|token| Some(self.wrote.remove(token)?.tx)).collect()
     }
 
-    /// Bytes that this endpoint has written are delivered. Returns their send.
+    /// What this endpoint has written is read, and delivered if that is confirmed. Returns the send.
     pub(super) fn on_written(
         &mut self,
         peer: PeerId,
@@ -443,7 +443,8 @@ impl Sends {
         else {
             return Some(wrote.tx);
         };
-        if put.on_written(&wrote, message.payload.len())
+        if wrote.confirms
+            && put.on_written(&wrote, message.payload.len())
             && !std::mem::replace(&mut message.completed, true)
         {
             host.complete(&message.completion());

@@ -229,7 +229,8 @@ pub(crate) struct Put {
     pub(crate) delivered: bool,
     /// The local memory is the engine's, and lives as long as the transport: a persistent registration suffices.
     pub(crate) stays: bool,
-    /// The caller has to hear of the end of a put with notice that works ([`Access::Begun`]), even of a transport that could do without.
+    /// The caller has to hear of the end of a put with notice that works ([`Access::Begun`], [`Access::Unsure`]), even of a transport that
+    /// could do without.
     pub(crate) reports: bool,
     /// Passed to `Handler::on_done`.
     pub(crate) token: u64,
@@ -243,6 +244,9 @@ pub(crate) enum Access {
     /// The whole access is under way. The memory of both sides is in use until `Handler::on_done` or
     /// `Handler::on_lane_lost`, or until the peer has departed.
     Begun,
+    /// As `Begun`, of a put with notice. `Handler::on_done` says only that the local memory is free: the peer may not be notified.
+    /// The local memory may be read after `Handler::on_lane_lost` too, though not written anywhere any more once the peer knows of that.
+    Unsure,
     /// A put with notice is under way, or its key is void and it has no effect. Only the peer is told.
     Silent,
 }
@@ -252,7 +256,7 @@ impl Access {
     pub(crate) fn moved(self) -> Result<usize, SendError> {
         match self {
             Self::Moved(bytes) => Ok(bytes),
-            Self::Begun | Self::Silent => Err(UNSUPPORTED),
+            Self::Begun | Self::Unsure | Self::Silent => Err(UNSUPPORTED),
         }
     }
 }
@@ -297,7 +301,7 @@ pub(crate) trait Handler {
         let _ = (peer, token);
     }
     /// The access that was begun with `token` is complete; the peer will be notified of a put with notice whatever
-    /// happens. Reported in the order of their start, by lane.
+    /// happens, unless that is [unsure](Access::Unsure). Reported in the order of their start, by lane.
     fn on_done(&mut self, peer: PeerId, token: u64) {
         let _ = (peer, token);
     }

@@ -99,7 +99,7 @@ impl Channel {
         };
         match moved {
             Ok(Access::Moved(moved)) => Ok(Step::Moved(moved)),
-            Ok(Access::Begun | Access::Silent) => {
+            Ok(Access::Begun | Access::Unsure | Access::Silent) => {
                 self.note_begun(&at, len, reads || op.delivered);
                 if op.begun == 0 {
                     self.short_writes = 0;

@@ -165,6 +165,8 @@ pub(in crate::protocol) struct Wrote {
     len: usize,
     /// The kind of the remote key, which names the lane.
     pub(in crate::protocol) kind: u8,
+    /// Its end is a sender-side delivery completion.
+    pub(in crate::protocol) confirms: bool,
     /// The copies of its bytes that the device reads, if they were copied.
     parts: Vec<Part>,
 }
@@ -496,7 +498,8 @@ impl Receiver {
                 chunks.due.push_back(token);
                 Err(SendError::Again)
             }
-            Ok(Access::Moved(_) | Access::Silent) | Err(SendError::Unreachable(_)) => {
+            Ok(Access::Moved(_) | Access::Unsure | Access::Silent)
+            | Err(SendError::Unreachable(_)) => {
                 self.give_up_read(chunks, token);
                 Err(STALE)
             }
@@ -643,15 +646,19 @@ impl Sender {
         let peer = message.peer;
         let part = due.source(message)?;
         let Due { tx, offset, len, remote, .. } = *due;
-        let parts = Vec::new();
-        let key = wrote.push_back(Wrote { peer, tx, offset, len, kind: remote.kind(), parts });
+        let (kind, parts) = (remote.kind(), Vec::new());
+        let key = wrote.push_back(Wrote { peer, tx, offset, len, kind, confirms: true, parts });
         let token = key.to_wire() | PUT_OF_A_MESSAGE;
         // Its copies are given back as soon as they are read.
         let reports = !due.parts.is_empty();
         let how = Put { notify: true, delivered: false, stays: false, reports, token };
         let begun = iface.put(peer, &part, &Remote { key: remote, offset: 0 }, how);
-        match wrote.get_mut(key).filter(|_| begun == Ok(Access::Begun)) {
-            Some(wrote) => wrote.parts = std::mem::take(&mut due.parts),
+        let told = matches!(begun, Ok(Access::Begun | Access::Unsure));
+        match wrote.get_mut(key).filter(|_| told) {
+            Some(wrote) => {
+                wrote.confirms = begun != Ok(Access::Unsure);
+                wrote.parts = std::mem::take(&mut due.parts);
+            }
             None => _ = wrote.remove(key),
         }
         begun?;

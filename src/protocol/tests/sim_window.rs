@@ -128,8 +128,10 @@ enum Event {
         bytes: Vec<u8>,
         /// The writer's token, if the end of the write is reported to it.
         token: Option<u64>,
-        /// The writer's device knows that the write will be reported.
+        /// The writer's device has acknowledged the write.
         taken: bool,
+        /// It knows then that the write will be reported.
+        sure: bool,
     },
     Lost {
         now: u32,
@@ -275,7 +277,8 @@ impl Panes {
     pub(super) fn close(&mut self) {
         self.state = Prepared::No;
         for end in &mut self.ends {
-            end.events.retain(|event| matches!(event, Event::Written { taken: true, .. }));
+            end.events
+                .retain(|event| matches!(event, Event::Written { taken: true, sure: true, .. }));
             end.posted.clear();
             end.unplaced.clear();
         }
@@ -431,8 +434,13 @@ impl Panes {
         let sees = !glazing.silent && Self::sees_writes(connection);
         let told = !unaware && (reports || sees);
         let token = told.then_some(token);
-        end.events.push_back(Event::Written { slot, bytes, token, taken: false });
-        Ok(if told { Access::Begun } else { Access::Silent })
+        let sure = !glazing.silent;
+        end.events.push_back(Event::Written { slot, bytes, token, taken: false, sure });
+        Ok(match (told, sure) {
+            (true, true) => Access::Begun,
+            (true, false) => Access::Unsure,
+            (false, _) => Access::Silent,
+        })
     }
 
     fn hesitate(&mut self) -> SendError {
@@ -564,7 +572,8 @@ impl Panes {
             let is_loss = |event: &Event| matches!(event, Event::Lost { .. });
             let first = end.events.iter().rposition(is_loss).map_or(0, |at| at + 1);
             // A write that its writer's device knows to be taken is reported.
-            let is_taken = |event: &Event| matches!(event, Event::Written { taken: true, .. });
+            let is_taken =
+                |event: &Event| matches!(event, Event::Written { taken: true, sure: true, .. });
             let taken = end.events.iter().rposition(is_taken).map_or(0, |at| at + 1);
             let keep = (first + rng.below(end.events.len() - first + 1)).max(taken);
             for event in end.events.drain(keep..).collect::<Vec<_>>() {
@@ -616,7 +625,7 @@ impl Panes {
             end.events.swap(0, 1);
         }
         match end.events.pop_front()? {
-            Event::Written { slot, bytes, token: theirs, taken } => {
+            Event::Written { slot, bytes, token: theirs, taken, .. } => {
                 end.land(slot, &bytes);
                 let at = end.held.iter().position(|held| held.slot == slot)?;
                 let Held { token, connection, .. } = end.held.remove(at);

@@ -330,6 +330,33 @@ fn remote_buffers_of_devices_end_with_their_lane_and_their_peer() {
     }
 }
 
+/// The device of the rv module reports the end of a write that the receiver may never hear of.
+#[test]
+fn a_silent_device_says_only_that_copies_are_free() {
+    let windows = Glazing { silent: true, ..glazed(1000).windows };
+    for turns in 0..200 {
+        let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+        let weather = Weather { windows: windows.clone(), ..glazed(1000) };
+        let mut world = between_devices(&mut from, &mut to, weather);
+        for _ in 0..turns {
+            world.progress(1);
+            world.progress(0);
+        }
+        for _ in 0..50 {
+            world.progress(0);
+        }
+        world.net.borrow_mut().lose_windows(0, 1, Prepared::Ready);
+        // A rest without events need not be the end.
+        (0..10).for_each(|_| world.settle());
+        assert_eq!(world.received(1).len, LEN, "after {turns} turns");
+        assert!(matches!(world.sends(0)[..], [Ok(_)]));
+        assert!(to.0 == from.0);
+        world.assert_empty();
+        drop(world);
+        assert_eq!((mover::under_way(), mover::buffers().0), (0, 0));
+    }
+}
+
 /// A receive for which there is no remote buffer now does not take a bounce buffer to find that out.
 #[test]
 fn waiting_receives_take_no_bounce_buffers() {

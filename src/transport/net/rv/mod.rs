@@ -699,7 +699,8 @@ impl Rv {
             }
             self.counts.written += 1;
             self.counts.written_bytes += range.1;
-            return Ok(token.map_or(Access::Silent, |_| Access::Begun));
+            // The peer's ring may lose the event.
+            return Ok(token.map_or(Access::Silent, |_| Access::Unsure));
         };
         self.on_refusal(peer, &node, failure, now)
     }

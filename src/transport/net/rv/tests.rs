@@ -531,7 +531,7 @@ fn the_end_of_a_write_is_reported_to_those_that_ask() {
         world.ends[0].lent.insert(1, (PeerId(1), to, 9));
         let (from, at) = (payload.segments(), Remote { key, offset: 0 });
         let begun = world.ends[1].bulk.access(PeerId(0), &from, &at, fill(asks), 1).unwrap();
-        assert_eq!(begun, if asks { Access::Begun } else { Access::Silent });
+        assert_eq!(begun, if asks { Access::Unsure } else { Access::Silent });
         assert_eq!(world.ends[1].done, 0);
         world.settle();
         assert_eq!((world.ends[0].filled, world.ends[1].done), (1, u64::from(asks)));
