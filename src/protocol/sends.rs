@@ -418,11 +418,20 @@ impl Sends {
         self.due.extend(due);
     }
 
-    /// The device, or that of one lane, reports no write to `peer` any more. Returns the sends that it wrote.
+    /// The device, or that of one lane, reports no write to `peer` any more. Returns the sends that it wrote. Their copies stay until they
+    /// end: queue pairs of the kernel may outlive the lane and read them still, for a peer that does not know yet that it is lost.
     pub(super) fn forget_writes(&mut self, peer: PeerId, lane: Option<LaneId>) -> Vec<Key> {
         let by_it = |wrote: &put::Wrote| lane.is_none_or(|lane| lane.has(wrote.kind));
         let gone = self.wrote.keys_where(|wrote| wrote.peer == peer && by_it(wrote));
-        gone.into_iter().filter_map(|token| Some(self.wrote.remove(token)?.tx)).collect()
+        let mut sends = Vec::with_capacity(gone.len());
+        for token in gone {
+            let Some(mut wrote) = self.wrote.remove(token) else { continue };
+            if let Some(pending) = self.pending.get_mut(wrote.tx) {
+                pending.message.lent.append(&mut wrote.parts);
+            }
+            sends.push(wrote.tx);
+        }
+        sends
     }
 
     /// What this endpoint has written is read, and delivered if that is confirmed. Returns the send.

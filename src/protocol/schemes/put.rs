@@ -168,7 +168,7 @@ pub(in crate::protocol) struct Wrote {
     /// Its end is a sender-side delivery completion.
     pub(in crate::protocol) confirms: bool,
     /// The copies of its bytes that the device reads, if they were copied.
-    parts: Vec<Part>,
+    pub(in crate::protocol) parts: Vec<Part>,
 }
 
 impl Receiver {

@@ -357,6 +357,34 @@ fn a_silent_device_says_only_that_copies_are_free() {
     }
 }
 
+/// The kernel's queue pairs may read them still.
+#[test]
+fn copies_of_writes_on_a_lost_lane_stay_until_their_message_ends() {
+    let mut kept = 0;
+    for turns in 0..40 {
+        let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
+        let mut world = between_devices(&mut from, &mut to, glazed(1000));
+        for _ in 0..turns {
+            world.progress(1);
+            world.progress(0);
+        }
+        world.net.borrow_mut().lose_windows(0, 1, Prepared::Ready);
+        // The receiver does not know yet.
+        while !world.node(0).engine.core.sends.wrote.is_empty() {
+            world.progress(0);
+        }
+        let pending = world.node(0).engine.core.sends.pending.iter().next();
+        kept += pending.map_or(0, |(_, pending)| pending.message.lent.len());
+        (0..10).for_each(|_| world.settle());
+        world.received(1);
+        assert!(matches!(world.sends(0)[..], [Ok(_)]));
+        assert!(to.0 == from.0);
+        world.assert_empty();
+        assert_eq!((mover::under_way(), mover::buffers().0), (0, 0));
+    }
+    assert!(kept > 10, "{kept} copies");
+}
+
 /// A receive for which there is no remote buffer now does not take a bounce buffer to find that out.
 #[test]
 fn waiting_receives_take_no_bounce_buffers() {
