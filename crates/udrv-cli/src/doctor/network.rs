@@ -227,17 +227,21 @@ mod tests {
 
     #[test]
     fn datagrams_and_bytes_come_back() {
-        let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        std::thread::spawn(move || listen(port));
-        let begun = Instant::now();
-        let verdicts = loop {
-            let found = check_peer("127.0.0.1", port);
-            let verdicts: Vec<_> = found.iter().map(|finding| finding.verdict).collect();
-            if verdicts == [Note, Good, Good, Good] || begun.elapsed() > Duration::from_secs(20) {
-                break verdicts;
+        // Another test may be given a port before it is listened on.
+        let verdicts_at = || {
+            let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            std::thread::spawn(move || listen(port));
+            let begun = Instant::now();
+            loop {
+                let found = check_peer("127.0.0.1", port);
+                let verdicts: Vec<_> = found.iter().map(|finding| finding.verdict).collect();
+                if verdicts == [Note, Good, Good, Good] || begun.elapsed() > Duration::from_secs(8)
+                {
+                    break verdicts;
+                }
             }
         };
-        assert_eq!(verdicts, [Note, Good, Good, Good]);
+        assert!((0..4).any(|_| verdicts_at() == [Note, Good, Good, Good]));
     }
 
     #[test]
