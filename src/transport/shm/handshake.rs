@@ -61,21 +61,22 @@ impl Shm {
         let Some(bell) = self.bell.clone() else { return Ok(Contact::Elsewhere) };
         self.may_ask(peer)?;
         // Before the connection: a receiver that accepts that at once finds the request, and need not look again.
-        let mut fresh = Some(self.door.requests.segment.take().map_or_else(segment, Ok));
-        let made = self.try_connect_with(peer, address, bell, &mut fresh);
-        if !made.is_err_and(Errno::is_shortage) {
-            self.door.requests.segment = fresh.and_then(Result::ok);
+        if self.door.requests.segment.is_none() {
+            self.door.requests.segment = segment().ok();
+        }
+        let made = self.find_and_ask(peer, address, bell);
+        if made.is_err_and(Errno::is_shortage) {
+            self.door.requests.segment = None;
         }
         made
     }
 
-    /// As [`Self::try_connect`], with a segment, which it takes unless no request is sent.
-    fn try_connect_with(
+    /// Looks for the peer, and sends it a connect request with the segment that is kept. Errors: also those of [`segment`], if none is.
+    fn find_and_ask(
         &mut self,
         peer: PeerId,
         address: &Address,
         bell: Arc<Bell>,
-        fresh: &mut Option<Result<Fresh, Errno>>,
     ) -> Result<Contact, Errno> {
         let (socket, credentials) = match names::find(address.port())? {
             Found::Open(socket, credentials) => (socket, credentials),
@@ -84,14 +85,15 @@ impl Shm {
             Found::Nobody => return Ok(Contact::Missing(Errno(libc::ECONNREFUSED))),
         };
         self.may_link(peer, &socket, credentials.pid)?;
-        let Some((geometry, memory, fd)) = fresh.take().transpose()? else { return Err(NOT_YET) };
+        let kept = self.door.requests.segment.take();
+        let (geometry, memory, fd) = kept.map_or_else(segment, Ok)?;
         let identity = process::random_u64() as u32 >> 8;
         let hello = self.request(geometry, identity, credentials.pid, &bell);
         self.epoll.add(socket.as_fd(), TOKEN_OUTBOUND | u64::from(peer.0))?;
         let requests = &mut self.door.requests;
         if let Err(e) = requests.send(socket.as_fd(), &hello.encode(), fd.as_fd()) {
             self.epoll.remove(socket.as_fd());
-            *fresh = (e == TOO_MANY).then_some(Ok((geometry, memory, fd)));
+            requests.segment = (e == TOO_MANY).then_some((geometry, memory, fd));
             // The peer has closed meanwhile, and the next attempt shows its state.
             let passes = matches!(e.0, libc::EPIPE | libc::ECONNRESET);
             return Err(if passes { Errno(libc::EAGAIN) } else { e });

@@ -24,7 +24,7 @@ pub(super) struct InFlight {
     /// No message before this time, nanoseconds, and the last pause.
     until: u64,
     pause_ns: u64,
-    /// The segment of a connect request that could not be sent.
+    /// A segment for the next connect request.
     pub(super) segment: Option<Fresh>,
 }
 
