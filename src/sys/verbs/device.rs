@@ -103,24 +103,21 @@ impl Device<'_> {
         path.exists().then_some(path)
     }
 
-    /// True if sysfs shows that no port of the device is active. Opening a device takes the kernel some milliseconds, and
-    /// other processes of the node want to do that at the same time.
-    pub(crate) fn is_down(&self) -> bool {
+    /// The speed of its fastest active port as sysfs shows it, Mbit/s; `None`: it shows none. Error: no port is active. Opening a
+    /// device takes the kernel some milliseconds, and other processes of the node want to do that at the same time.
+    pub(crate) fn listed_mbps(&self) -> std::result::Result<Option<u64>, &'static str> {
         let ports = std::fs::read_dir(class().join(self.name()).join("ports"));
-        let states = ports.into_iter().flatten().flatten().map(|port| port.path().join("state"));
-        let mut states = states.filter_map(|file| std::fs::read_to_string(file).ok()).peekable();
-        states.peek().is_some() && states.all(|state| !state.contains("ACTIVE"))
-    }
-
-    /// The speed of its fastest active port as sysfs shows it, Mbit/s; `None`: it shows none.
-    pub(crate) fn listed_mbps(&self) -> Option<u64> {
-        let ports = std::fs::read_dir(class().join(self.name()).join("ports")).ok()?;
-        let active = |port: &PathBuf| {
-            let state = std::fs::read_to_string(port.join("state"));
-            state.is_ok_and(|state| state.contains("ACTIVE"))
-        };
-        let speed = |port: PathBuf| mbps(&std::fs::read_to_string(port.join("rate")).ok()?);
-        ports.flatten().map(|port| port.path()).filter(active).filter_map(speed).max()
+        let (mut states, mut active, mut fastest) = (0, 0, None);
+        for port in ports.into_iter().flatten().flatten() {
+            let file = |what| std::fs::read_to_string(port.path().join(what)).ok();
+            let Some(state) = file("state") else { continue };
+            states += 1;
+            if state.contains("ACTIVE") {
+                active += 1;
+                fastest = fastest.max(file("rate").as_deref().and_then(mbps));
+            }
+        }
+        if states > 0 && active == 0 { Err("has no active port") } else { Ok(fastest) }
     }
 
     /// Whether it is an InfiniBand or RoCE adapter. Error: what it is instead.

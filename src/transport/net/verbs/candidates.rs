@@ -26,10 +26,11 @@ pub(super) fn listed<'a>(list: &'a DeviceList, nics: &[NicName]) -> Listed<'a> {
             refused.push(format!("{name} {why}"));
         } else if !nics.is_empty() && !nics.iter().any(|nic| nic.device == name) {
             refused.push(format!("{name} is not in FI_UDRV_NIC"));
-        } else if device.is_down() {
-            refused.push(format!("{name} has no active port"));
         } else {
-            fit.push((device.listed_mbps(), device));
+            match device.listed_mbps() {
+                Ok(speed) => fit.push((speed, device)),
+                Err(why) => refused.push(format!("{name} {why}")),
+            }
         }
     }
     Listed { tiers: tiers(fit), refused }
