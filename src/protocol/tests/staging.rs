@@ -28,6 +28,24 @@ fn sent(from: &mut Memory, weather: Weather, limits: Limits) -> World {
     world
 }
 
+/// Both endpoints make progress until the first one has sent everything, in parts that it has copied while earlier ones were sent.
+/// Returns how many bytes those were. `first`: before each turn.
+fn sent_beside_copies(world: &mut World, first: impl Fn(&mut World)) -> u64 {
+    let (mut before, mut overlaps) = (0, 0);
+    for _ in 0..10_000 {
+        first(world);
+        world.progress(0);
+        let counts = world.node(0).engine.counts();
+        let moved = counts.fragment_bytes + counts.stream_bytes;
+        overlaps += usize::from(moved > before && mover::under_way() > 0);
+        before = moved;
+        world.progress(1);
+    }
+    assert!(overlaps > 10, "bytes were sent while others were copied {overlaps} times");
+    assert_eq!(mover::buffers(), (0, 4), "as many buffers as four parts need");
+    before
+}
+
 #[test]
 fn parts_are_copied_while_earlier_ones_are_sent() {
     for weather in [apart(0), apart(1 << 20), Weather { stream_max: 300, ..apart(1 << 20) }] {
@@ -38,18 +56,7 @@ fn parts_are_copied_while_earlier_ones_are_sent() {
             panic!("{:?}", world.on_wire(0, 1))
         };
         world.receive(1, &receive_op(&mut to, 2)).unwrap();
-        let (mut before, mut overlaps) = (0, 0);
-        for _ in 0..10_000 {
-            world.progress(0);
-            let counts = world.node(0).engine.counts();
-            let moved = counts.fragment_bytes + counts.stream_bytes;
-            overlaps += usize::from(moved > before && mover::under_way() > 0);
-            before = moved;
-            world.progress(1);
-        }
-        assert_eq!(before, LEN as u64);
-        assert!(overlaps > 10, "bytes were sent while others were copied {overlaps} times");
-        assert_eq!(mover::buffers(), (0, 4), "as many buffers as four parts need");
+        assert_eq!(sent_beside_copies(&mut world, |_| ()), LEN as u64);
         assert!(to.0 == from.0);
         world.settle();
         world.received(1);
@@ -448,19 +455,11 @@ fn parts_of_a_write_are_copied_while_earlier_ones_are_sent() {
     let (mut from, mut to) = (Memory::pattern(0, LEN), Memory::zeroed(LEN));
     mover::forget_buffers();
     let mut world = written(&mut from, &mut to);
-    let (mut before, mut overlaps) = (0, 0);
-    for _ in 0..10_000 {
+    sent_beside_copies(&mut world, |world| {
         if mover::under_way() > 0 {
             assert!(world.node(0).engine.is_busy(), "no event tells of the end of a copy");
         }
-        world.progress(0);
-        let now = world.node(0).engine.counts().fragment_bytes;
-        overlaps += usize::from(now > before && mover::under_way() > 0);
-        before = now;
-        world.progress(1);
-    }
-    assert!(overlaps > 10, "bytes were sent while others were copied {overlaps} times");
-    assert_eq!(mover::buffers(), (0, 4), "as many buffers as four parts need");
+    });
     assert!(matches!(world.reports(0, Direction::Write)[..], [Ok(_)]));
     assert!(to.0 == from.0);
     world.accesses(1);

@@ -461,22 +461,19 @@ fn a_lost_message_is_repeated_soon_although_its_sender_slept_and_then_computes()
     await_rest(&a, 3_500);
     a.poll();
     assert!(a.net.sleep());
-    std::thread::sleep(std::time::Duration::from_millis(60));
+    std::thread::sleep(Duration::from_millis(60));
     a.net.awake();
     a.poll();
     let silent = b.net.core.enter().unwrap();
-    let sent = std::time::Instant::now();
+    let sent = Instant::now();
     assert!(a.send(there, 2, 100));
     assert!(within(20, || a.counts().retransmitted > 0));
     assert!(sent.elapsed() < crate::patience::seconds(1) / 2, "{:?}", sent.elapsed());
     drop(silent);
 }
 
-#[test]
-fn a_thread_that_sleeps_wakes_for_what_another_one_has_sent() {
-    let (mut a, mut b) = (End::open(), End::open());
-    let there = acquaint(&mut a, &mut b);
-    a.net.background = None;
+/// A thread of `a` sleeps on this set, for at least 3.5 s if nothing happens.
+fn put_to_sleep(a: &mut End, b: &mut End) -> Arc<LateSet> {
     let set = Arc::new(LateSet::new().unwrap());
     a.net.watch(&set, 1).unwrap();
     assert!(within(20, || {
@@ -485,6 +482,15 @@ fn a_thread_that_sleeps_wakes_for_what_another_one_has_sent() {
         b.poll();
         a.net.sleep() && a.net.shared.wakes_at() > clock::now_ns() + 3_500_000_000
     }));
+    set
+}
+
+#[test]
+fn a_thread_that_sleeps_wakes_for_what_another_one_has_sent() {
+    let (mut a, mut b) = (End::open(), End::open());
+    let there = acquaint(&mut a, &mut b);
+    a.net.background = None;
+    let set = put_to_sleep(&mut a, &mut b);
     let silent = b.net.core.enter().unwrap();
     let until = a.net.shared.wakes_at();
     assert!(a.send(there, 2, 100));
@@ -500,14 +506,7 @@ fn a_thread_that_sleeps_wakes_for_a_request_that_another_one_has_posted() {
     let there = acquaint(&mut a, &mut b);
     a.net.background = None;
     a.net.bulk = Some(NoWay::beginning());
-    let set = Arc::new(LateSet::new().unwrap());
-    a.net.watch(&set, 1).unwrap();
-    assert!(within(20, || {
-        a.net.awake();
-        a.poll();
-        b.poll();
-        a.net.sleep() && a.net.shared.wakes_at() > clock::now_ns() + 3_500_000_000
-    }));
+    let set = put_to_sleep(&mut a, &mut b);
     assert_eq!(wait_readable(set.fd().unwrap(), 0), Ok(false));
     let (memory, how) = (
         OwnedBuffer::zeroed(16),
