@@ -1,10 +1,10 @@
-//! The open devices of this process: each is opened once, whoever uses it, and closed after its last use.
+//! The open devices of this process: each is opened once for all of its users, and closed after the last one.
 //!
 //! To open a device takes the kernel and the firmware milliseconds, and more when many processes of a node do it at the
 //! same time; it costs two descriptors and pages of doorbells. So the endpoints of a process share it.
 //!
-//! **Events.** The asynchronous events of a device come through one descriptor (ibv_get_async_event(3)). Whoever looks
-//! takes all that are there, under a lock, and hands them on: an event of a queue pair or of a queue to the user that
+//! **Events.** The asynchronous events of a device come through one descriptor (ibv_get_async_event(3)). A user that
+//! asks takes all that are there, under a lock, and hands them on: an event of a queue pair or of a queue to the user that
 //! made the object, which carries the user's number as its context; any other one to every user. Sleeping users wait
 //! for two descriptors: that of the device, and a bell of their own, for events that another one has taken.
 //!
@@ -66,7 +66,7 @@ struct Users(HashMap<usize, User>);
 
 #[derive(Debug, Default)]
 struct User {
-    /// No two are equal: whoever does not listen for long hears of each once.
+    /// No two are equal: a user that does not ask for a long time gets each once.
     events: VecDeque<DeviceEvent>,
     /// It sleeps, or may.
     bell: Option<Arc<Doorbell>>,

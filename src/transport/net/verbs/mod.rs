@@ -335,15 +335,15 @@ fn search(
         tiers.push(Vec::new());
     }
     let has = |tier: &[Device<'_>], nic: &NicName| tier.iter().any(|it| it.name() == nic.device);
-    let (mut found, failed, connecting) = (None, None, None);
-    let mut search = Search { settings, me, spread, qkey, failed, connecting, refused };
+    let mut found = None;
+    let mut search = Search { settings, me, spread, qkey, failed: None, connecting: None, refused };
     for (nth, tier) in tiers.iter().enumerate() {
         if found.is_some() {
             let slower = tier.iter().map(|device| format!("{} is slower", device.name()));
             search.refused.extend(slower);
             continue;
         }
-        // What is nowhere is missed once.
+        // A name in FI_UDRV_NIC that no device has is reported once, with the first tier.
         let nowhere = |nic: &NicName| nth == 0 && !tiers.iter().any(|tier| has(tier, nic));
         let counts = |nic: &&NicName| has(tier, nic) || nowhere(nic);
         let nics: Vec<NicName> = settings.nics.iter().filter(counts).cloned().collect();

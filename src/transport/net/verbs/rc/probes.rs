@@ -22,7 +22,7 @@ const UNREACHABLE_NS: u64 = 1_000_000_000;
 /// Most ports that are remembered.
 const PORTS_MAX: usize = 4096;
 
-/// What is known of a port.
+/// The last answer of a port, and its failures.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
     /// Until when the answer holds, nanoseconds, and whether it can be reached. `None`: it is being asked for.
