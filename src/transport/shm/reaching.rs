@@ -133,7 +133,20 @@ impl Shm {
         }
         moved
     }
+
+    /// A copy from or to memory of `peer` ended like this. If the process is gone, the next turn takes its links down: no
+    /// message may follow into them, as it may be for the peer's next incarnation.
+    pub(super) fn note_end(&mut self, peer: PeerId, error: Option<SendError>) {
+        let pid = self.inbound_of(peer).map(|link| link.pid);
+        if let (Some(pid), Some(ENDED)) = (pid, error) {
+            self.due.ended.push(pid);
+            self.due.urgent = true;
+        }
+    }
 }
+
+/// The process of the peer has ended: its memory is not there any more.
+pub(super) const ENDED: SendError = SendError::Unreachable(Errno(libc::ESRCH));
 
 /// The kind of the remote keys of this transport: the epoch, and the address of the memory.
 const KEY: u8 = 1;
@@ -219,7 +232,9 @@ impl OneSided for Shm {
         to: &Remote,
         _: Put,
     ) -> Result<Access, SendError> {
-        self.copy_under(peer, local, to, false)
+        let done = self.copy_under(peer, local, to, false);
+        self.note_end(peer, done.err());
+        done
     }
 
     fn get(
@@ -229,7 +244,9 @@ impl OneSided for Shm {
         from: &Remote,
         _: u64,
     ) -> Result<Access, SendError> {
-        self.copy_under(peer, local, from, true)
+        let done = self.copy_under(peer, local, from, true);
+        self.note_end(peer, done.err());
+        done
     }
 
     fn is_settled(&mut self, insists: bool) -> bool {
@@ -257,7 +274,7 @@ fn tell_when(moved: Result<usize, Errno>) -> Result<usize, SendError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::{Deaf, End, linked};
+    use super::super::fixture::{Deaf, End, Heard, hears, linked};
     use super::super::layout::REACHING;
     use super::*;
     use crate::sys::gate::STUCK;
@@ -265,7 +282,7 @@ mod tests {
     use crate::transport::loopback::Loopback;
     use crate::transport::settling::SETTLE_NS;
     use crate::transport::shm::config::CmaPolicy;
-    use crate::transport::{Messages, Transport};
+    use crate::transport::{Departure, Messages, Transport};
     use std::sync::Arc;
     use std::time::Instant;
 
@@ -411,12 +428,31 @@ mod tests {
         let link = a.shm.inbound.of_mut(peer).unwrap();
         link.nonce ^= 1;
         link.proven_until.store(0, Ordering::Relaxed);
-        let gone = SendError::Unreachable(Errno(libc::ESRCH));
-        assert_eq!(a.shm.put(peer, &local, &remote, WRITE), Err(gone));
+        assert_eq!(a.shm.put(peer, &local, &remote, WRITE), Err(ENDED));
         assert_eq!(theirs, [3; 100]);
         b.shm.reaching.gate.close();
         let refused = SendError::Unreachable(Errno(libc::EPERM));
         assert_eq!(a.shm.put(peer, &local, &remote, WRITE), Err(refused));
+    }
+
+    #[test]
+    fn a_copy_that_finds_no_process_ends_the_links_with_it() {
+        let (mut mine, mut theirs) = ([1u8; 100], [2u8; 100]);
+        for reads in [false, true] {
+            let Some(linked) = with_region(&mut mine, &mut theirs) else { return };
+            let ([(mut a, peer), (_b, _)], local, remote) = linked;
+            assert!(!a.shm.is_urgent());
+            let link = a.shm.inbound.of_mut(peer).unwrap();
+            link.nonce ^= 1;
+            link.proven_until.store(0, Ordering::Relaxed);
+            let done = match reads {
+                true => a.shm.get(peer, &local, &remote, 0),
+                false => a.shm.put(peer, &local, &remote, WRITE),
+            };
+            assert_eq!(done, Err(ENDED));
+            assert!(a.shm.is_urgent(), "a thread that is about to sleep takes a turn first");
+            assert_eq!(hears(&mut a), [Heard::Left(Departure::Failed(Errno(libc::EHOSTDOWN)))]);
+        }
     }
 
     #[test]

@@ -158,11 +158,16 @@ impl Sharing for Shm {
         let Some(cell) = memory.and_then(|memory| cell(memory, share.cell as usize)) else {
             return Assisted::Over;
         };
-        cell.assist(share, |offset, len| {
+        let mut error = None;
+        let assisted = cell.assist(share, |offset, len| {
             let (local, remote, count) = part(offset, len);
             let remote = remote.get(..count).unwrap_or(&[]);
-            self.copy(peer, &local, remote, false, None).ok()
-        })
+            let done = self.copy(peer, &local, remote, false, None);
+            error = done.err();
+            done.ok()
+        });
+        self.note_end(peer, error);
+        assisted
     }
 }
 

@@ -48,7 +48,7 @@ pub(super) struct Due {
     pub(super) broken: Vec<PeerId>,
     /// Peers whose incoming link belongs to an earlier incarnation.
     pub(super) stale: Vec<PeerId>,
-    /// Processes that have ended, while links with their successors wait to be made.
+    /// Processes that have ended: a copy did not find them, or links with their successors wait to be made.
     pub(super) ended: Vec<i32>,
     /// The next poll has to run a turn.
     pub(super) urgent: bool,
