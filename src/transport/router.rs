@@ -334,13 +334,13 @@ impl Router {
 
     /// Whether a thread that polls one of this process's `endpoints` should yield the processor. True when nothing has
     /// arrived for a while, waiting costs more than polling, and there are, or may be, more processes or polling
-    /// threads than processors.
+    /// threads than processors; and in a wait that has taken long, as the application may have threads that do not poll.
     #[inline]
     pub(crate) fn gives_way(&self, endpoints: usize) -> bool {
         if !self.pace.is_long() {
             return false;
         }
-        let mut crowded = false;
+        let mut crowded = self.pace.is_endless();
         each_lane!(self.lanes, (lane, t) => crowded |= t.is_crowded(endpoints));
         crowded
     }
@@ -880,6 +880,21 @@ mod tests {
             });
             assert!(times.contains(&gives_way.count()), "{looked_at:?}");
         }
+    }
+
+    #[test]
+    fn a_wait_without_end_gives_way_to_whatever_threads_there_are() {
+        let mut router = on_loopback();
+        let mut gives_way = |polls: u32, messages: usize| {
+            let times = (0..polls).filter(|_| {
+                router.pace.count(messages);
+                router.gives_way(1)
+            });
+            times.count()
+        };
+        assert_eq!(gives_way(4095, 0), 0);
+        assert_eq!(gives_way(2560, 0), 10);
+        assert_eq!(gives_way(2560, 1), 0, "messages come");
     }
 
     #[test]

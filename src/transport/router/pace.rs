@@ -10,6 +10,9 @@ const BUSY_POLLS: u32 = 2 * CLOCK_POLLS;
 pub(super) const STILL_POLLS: u32 = 64;
 /// The same in polls of a device only, which are shorter.
 const DEVICE_POLLS: u32 = 4 * STILL_POLLS;
+/// After so many polls without a message a wait has taken long, and how often its thread yields the processor then.
+const ENDLESS_POLLS: u32 = 4096;
+const ENDLESS_EVERY: u32 = 256;
 /// When waiting for kernel threads, one in so many polls yields the processor to them.
 const THREADS_POLLS: u32 = 8;
 
@@ -65,6 +68,12 @@ impl Pace {
             LookedAt::Threads => THREADS_POLLS,
         };
         self.polls % every == 0 && self.is_still()
+    }
+
+    /// True for one in so many polls of a wait that has taken long: the thread yields its processor, whoever may need it.
+    #[inline]
+    pub(super) fn is_endless(&self) -> bool {
+        self.polls % ENDLESS_EVERY == 0 && self.empty >= ENDLESS_POLLS
     }
 
     /// The router looks for turns that are due.
