@@ -3,7 +3,7 @@
 //! again. They are not asked, also for what they keep.
 #![allow(clippy::indexing_slicing)] // of JSON values: what is missing is null
 
-use crate::why::together;
+use crate::why::processes as names;
 use crate::{Outcome, page, ring, signals, top};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -79,11 +79,11 @@ impl Trace {
             "{file}: {count} events of {processes} processes; open it in https://ui.perfetto.dev"
         );
         let has_none = |page: &&Value| !rings.iter().any(|ring| page["pid"] == ring.pid());
-        let without: Vec<String> = pages.iter().filter(has_none).map(page::name).collect();
+        let without: Vec<&Value> = pages.iter().filter(has_none).collect();
         if !without.is_empty() {
             println!(
                 "no messages of {}: processes that are started with FI_UDRV_TRACE=100000 keep that many events of them",
-                together(&without)
+                names(&without)
             );
         }
         Ok(ExitCode::SUCCESS)

@@ -29,7 +29,7 @@ struct Cause {
 }
 
 /// Processes of which something is the case, and the sentence of the first one.
-type Findings = BTreeMap<(u64, String), (Cause, Vec<String>)>;
+type Findings<'a> = BTreeMap<(u64, String), (Cause, Vec<&'a Value>)>;
 
 /// Weights: the process does not go on; data goes a slow way; resources are short; a hint.
 const STANDS: u64 = 1000;
@@ -64,14 +64,14 @@ impl Why {
                 let (_, who) = findings
                     .entry((cause.weight, cause.about.clone()))
                     .or_insert_with(|| (cause, Vec::new()));
-                who.push(page::name(page));
+                who.push(page);
             }
         }
         if findings.is_empty() {
             println!("{} processes: nothing that udrv can see slows them down", after.len());
         }
         for (cause, who) in findings.into_values().rev() {
-            println!("{}: {}", together(&who), cause.says);
+            println!("{}: {}", processes(&who), cause.says);
             if !cause.remedy.is_empty() {
                 println!("    -> {}", cause.remedy);
             }
@@ -80,12 +80,40 @@ impl Why {
     }
 }
 
-/// The names of some processes, shortened.
-pub(crate) fn together(who: &[String]) -> String {
-    const MOST: usize = 4;
-    let named = who.iter().take(MOST).map(String::as_str).collect::<Vec<_>>().join(", ");
-    let more = who.len().saturating_sub(MOST);
+/// More names than these are shortened.
+const NAMES_MOST: usize = 4;
+
+/// Some names, shortened.
+fn together(who: &[String]) -> String {
+    let named = who.iter().take(NAMES_MOST).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = who.len().saturating_sub(NAMES_MOST);
     if more > 0 { format!("{named} and {more} more") } else { named }
+}
+
+/// The names of some processes; of many, ranges of their ranks.
+pub(crate) fn processes(pages: &[&Value]) -> String {
+    let mut ranks: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
+    for page in pages {
+        let Some(rank) = page["rank"].as_u64() else { break };
+        ranks.entry(page["host"].as_str().unwrap_or("?")).or_default().push(rank);
+    }
+    let all_have_ranks = ranks.values().map(Vec::len).sum::<usize>() == pages.len();
+    if pages.len() > NAMES_MOST && all_have_ranks {
+        let hosts = ranks.into_iter().map(|(host, its)| format!("ranks {} ({host})", ranges(its)));
+        return hosts.collect::<Vec<_>>().join(", ");
+    }
+    together(&pages.iter().map(|page| page::name(page)).collect::<Vec<_>>())
+}
+
+/// Numbers as ranges: 0-3, 7.
+fn ranges(mut numbers: Vec<u64>) -> String {
+    numbers.sort_unstable();
+    let runs = numbers.chunk_by(|one, next| *next <= one + 1);
+    let texts = runs.filter_map(|run| match (run.first()?, run.last()?) {
+        (first, last) if first == last => Some(first.to_string()),
+        (first, last) => Some(format!("{first}-{last}")),
+    });
+    texts.collect::<Vec<_>>().join(", ")
 }
 
 fn causes_of(before: &Value, page: &Value, all: &[Value]) -> Vec<Cause> {
@@ -169,16 +197,16 @@ fn of_peers(page: &Value) -> Vec<Cause> {
     let least = if page["not_shown"].as_u64() > Some(0) { " or more" } else { "" };
     let sentences = reasons.into_iter().map(|((by, reason), count)| {
         let same_host = reason.contains("on this host");
-        let says = format!("{count} peers{least} are reached by {by}: {reason}");
-        if same_host {
-            cause(
-                SLOW,
-                says,
-                "FI_UDRV_SHM=1 for all processes of the job; FI_UDRV_LOG=info says what failed",
-            )
+        let peers = if count == 1 && least.is_empty() { "peer is" } else { "peers are" };
+        let says = format!("{count}{least} {peers} reached by {by}: {reason}");
+        let (weight, remedy) = if same_host {
+            let remedy =
+                "FI_UDRV_SHM=1 for all processes of the job; FI_UDRV_LOG=info says what failed";
+            (SLOW, remedy)
         } else {
-            cause(HINT, says, "udrv doctor: devices, memlock, permission for /dev/infiniband")
-        }
+            (HINT, "udrv doctor: devices, memlock, permission for /dev/infiniband")
+        };
+        Cause { about: format!("by {by}: {reason}"), ..cause(weight, says, remedy) }
     });
     sentences.collect()
 }
@@ -243,7 +271,7 @@ fn of_times(before: &Value, page: &Value) -> Vec<Cause> {
     }
     let gaps = more("progress_gaps", page::FROM_64_MS);
     if gaps >= WAITS_MIN {
-        let says = format!("{gaps} times 64 ms or more passed between two of its polls");
+        let says = format!("{gaps} times 64 ms or more passed between two polls");
         let remedy = "peers wait for its answers meanwhile: call MPI_Test while it computes, or ask for FI_PROGRESS_AUTO";
         causes.push(Cause { about: "gaps".to_owned(), ..cause(HINT, says, remedy) });
     }
@@ -352,10 +380,10 @@ mod tests {
             all[1],
             "4 of 8 messages that came before their receive waited 1 ms or more for it"
         );
-        assert_eq!(all[2], "4 times 64 ms or more passed between two of its polls");
+        assert_eq!(all[2], "4 times 64 ms or more passed between two polls");
         assert_eq!(
             said(&of(5, 0), &of(8, 100)),
-            ["3 times 64 ms or more passed between two of its polls"]
+            ["3 times 64 ms or more passed between two polls"]
         );
         assert!(said(&Value::Null, &of(9, 9)).is_empty() && said(&of(9, 9), &of(9, 99)).is_empty());
     }
@@ -421,9 +449,13 @@ mod tests {
             "{causes:?}"
         );
         assert_eq!(causes[0].weight, SLOW);
+        let one = json!({ "pid": 2, "endpoints": [], "peers": [peer] });
+        let cause = &causes_of(&Value::Null, &one, &[])[0];
+        assert!(cause.says.starts_with("1 peer is reached by network: "), "{cause:?}");
+        assert_eq!(cause.about, causes[0].about, "one sentence, however many peers each has");
         let more = json!({ "pid": 1, "not_shown": 1, "endpoints": [], "peers": [peer] });
         assert!(
-            causes_of(&Value::Null, &more, &[])[0].says.starts_with("1 peers or more are reached")
+            causes_of(&Value::Null, &more, &[])[0].says.starts_with("1 or more peers are reached")
         );
     }
 
@@ -471,5 +503,22 @@ mod tests {
     fn many_names_are_shortened() {
         let names: Vec<String> = (0..9).map(|n| format!("rank {n}")).collect();
         assert_eq!(together(&names), "rank 0, rank 1, rank 2, rank 3 and 5 more");
+    }
+
+    #[test]
+    fn many_ranks_are_ranges() {
+        let page = |rank: u64, host: &str| json!({ "pid": 70 + rank, "rank": rank, "host": host });
+        let said = |pages: &[Value]| processes(&pages.iter().collect::<Vec<_>>());
+        let few = [page(0, "n"), page(1, "n")];
+        assert_eq!(said(&few), "rank 0 (n, process 70), rank 1 (n, process 71)");
+        let mut many: Vec<Value> = [14, 12, 13, 2, 15].map(|rank| page(rank, "n")).into();
+        assert_eq!(said(&many), "ranks 2, 12-15 (n)");
+        many.push(page(16, "m"));
+        assert_eq!(said(&many), "ranks 16 (m), ranks 2, 12-15 (n)");
+        many.push(json!({ "pid": 9, "host": "n" }));
+        assert_eq!(
+            said(&many),
+            "rank 14 (n, process 84), rank 12 (n, process 82), rank 13 (n, process 83), rank 2 (n, process 72) and 3 more"
+        );
     }
 }
