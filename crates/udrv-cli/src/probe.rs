@@ -7,8 +7,10 @@ use crate::peer::Pair;
 use crate::watch::end_with_the_leader;
 use crate::{Outcome, bounded, find, page, run};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, ExitCode};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 #[derive(clap::Args)]
@@ -139,11 +141,11 @@ pub(crate) fn probe(arguments: &[&str], folder: Option<&Path>) -> Result<Value, 
     if !output.status.success() {
         let mut lines: Vec<&str> = shown.collect();
         let last = lines.pop().unwrap_or("it crashed").to_owned();
-        lines.iter().for_each(|line| eprintln!("{line}"));
+        show(lines.into_iter());
         return Err(last.trim_start_matches("udrv: ").to_owned());
     }
     // Warnings of the provider are for the user.
-    shown.for_each(|line| eprintln!("{line}"));
+    show(shown);
     let mut found: Value =
         serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
     found["devices"] = json!(devices(&said));
@@ -170,6 +172,24 @@ const LEVELS: [(&str, &str); 4] = [
 ];
 const WARN: usize = 1;
 const INFO: usize = 2;
+
+/// Prints lines of the provider's log, but those that an earlier probe of this command has said: each probe is a process of
+/// its own, and the provider says everything once in each.
+fn show<'a>(lines: impl Iterator<Item = &'a str>) {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    lines
+        .filter(|line| said.insert(without_process(line).to_owned()))
+        .for_each(|line| eprintln!("{line}"));
+}
+
+/// A line without the name of the process that begins it.
+fn without_process(line: &str) -> &str {
+    match line.split_once("] udrv ") {
+        Some((name, said)) if name.starts_with('[') => said,
+        _ => line,
+    }
+}
 
 /// How many of the levels the user wants to read. The provider takes any other word for "warn".
 fn levels_shown(log: &str) -> usize {
@@ -222,6 +242,14 @@ mod tests {
             assert_eq!(super::levels_shown(log), shown, "{log}");
         }
         assert_eq!(super::levels_shown("debug"), super::LEVELS.len());
+    }
+
+    #[test]
+    fn lines_of_two_processes_are_the_same() {
+        let said =
+            ["[a:1] udrv warning: x", "[a:22 rank 3] udrv warning: x"].map(super::without_process);
+        assert_eq!(said, ["warning: x"; 2]);
+        assert_eq!(super::without_process("udrv: [a] udrv x"), "udrv: [a] udrv x");
     }
 
     #[test]
