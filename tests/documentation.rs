@@ -91,6 +91,20 @@ fn the_man_page_has_every_variable_with_default_unit_and_example() {
     }
 }
 
+/// Which tests/readme runs.
+#[test]
+fn the_man_page_has_the_line_of_each_mpi() {
+    let (man, readme) = (read("man/fi_udrv.7").replace('\\', ""), read("README.md"));
+    let (_, examples) = man.split_once(".SH EXAMPLES\n").expect("examples");
+    let mpis = ["    mpirun ", "    MPIR_CVAR_CH4_NETMOD", "    I_MPI_FABRICS"];
+    let lines: Vec<&str> =
+        readme.lines().filter(|line| mpis.iter().any(|mpi| line.starts_with(mpi))).collect();
+    assert_eq!(lines.len(), mpis.len(), "{lines:?}");
+    for line in lines {
+        assert!(examples.lines().any(|example| example == line.trim()), "no example: {line}");
+    }
+}
+
 #[test]
 fn the_man_page_has_every_option_of_an_endpoint() {
     let (man, source) = (read("man/fi_udrv.7"), read("src/ofi/endpoint/options.rs"));
