@@ -79,6 +79,22 @@ pub(crate) struct StreamCounts {
     pub(crate) frames_received: u64,
 }
 
+/// What is known of a peer's streams to this endpoint.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Connection and number of the last one that was accepted.
+    last: (u32, u32),
+    /// The number up to which the peer has said that they are over.
+    over: Option<u32>,
+}
+
+impl Seen {
+    fn refuses(&self, connection: u32, number: u32) -> bool {
+        let (id, last) = self.last;
+        id == connection && number <= last || self.over.is_some_and(|over| number <= over)
+    }
+}
+
 /// Outgoing streams that were closed to make room.
 #[derive(Debug, Default)]
 struct Left {
@@ -102,8 +118,7 @@ pub(super) struct Streams {
     incoming: Vec<Option<Incoming>>,
     strangers: Strangers,
     number: u32,
-    /// Connection and number of the last stream that was accepted from each peer.
-    seen: HashMap<PeerId, (u32, u32)>,
+    seen: HashMap<PeerId, Seen>,
     failures: HashMap<PeerId, Failures>,
     left: Left,
     /// Outgoing streams that broke or were closed and of which the peer must be told.
@@ -380,8 +395,10 @@ impl Streams {
 
     /// The peer says that its streams to this endpoint up to `number` broke.
     pub(super) fn on_broken(&mut self, peer: PeerId, number: u32, sink: &mut impl StreamSink) {
-        // A later one has no frames yet: they come after this message.
+        // A later one has no frames yet: they come after this message. An earlier one may not even be accepted yet.
         self.drop_incoming(peer, |stream| stream.number <= number || stream.has_begun());
+        let seen = self.seen.entry(peer).or_default();
+        seen.over = seen.over.max(Some(number));
         sink.on_lost(peer, StreamEnd::Incoming);
     }
 
@@ -589,8 +606,8 @@ impl Streams {
             return;
         };
         let (connection, number) = (greeting.dest, greeting.number);
-        // A replayed greeting is refused.
-        if self.seen.get(&peer).is_some_and(|(id, last)| *id == connection && *last >= number) {
+        // A replayed greeting is refused, and that of a stream that is over.
+        if self.seen.get(&peer).is_some_and(|seen| seen.refuses(connection, number)) {
             self.counts.refused += 1;
             return;
         }
@@ -606,7 +623,7 @@ impl Streams {
         }
         if let Some(place) = self.incoming.get_mut(slot) {
             *place = Some(Incoming::new(member, peer, connection, number));
-            self.seen.insert(peer, (connection, number));
+            self.seen.entry(peer).or_default().last = (connection, number);
             self.counts.taken += 1;
             self.latest = slot;
             self.hot = HOT;

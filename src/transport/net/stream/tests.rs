@@ -513,6 +513,38 @@ fn strangers_forgers_and_repeaters_are_refused() {
 }
 
 #[test]
+fn a_stream_that_is_over_before_it_is_accepted_is_refused() {
+    let (mut a, mut b, _) = pair();
+    let at = b.net.me.0;
+    let greet = |end: &mut End, number: u32| {
+        end.inner(|machine, _| {
+            let (id, dest) = machine.takes_streams(PeerId(0)).unwrap();
+            let mut greeting = Greeting { dest, number, tag: 0 };
+            let signed = greeting.encode();
+            greeting.tag = machine.sign(id, true, &signed[..GREETING_TAG_AT]).unwrap();
+            greeting.encode()
+        })
+    };
+    // As if this stream waited to be accepted while OVER comes.
+    let waiting = greet(&mut a, 9);
+    a.streams().broken.push_back((PeerId(0), 9));
+    assert!(within(5, || {
+        a.poll();
+        b.poll();
+        b.got.events == [Lost(StreamEnd::Incoming)]
+    }));
+    let counts = |b: &mut End| (b.streams().counts().taken, b.streams().counts().refused);
+    for (greeting, expected) in [(waiting, (1, 1)), (greet(&mut a, 10), (2, 1))] {
+        let mut stream = TcpStream::connect(at).unwrap();
+        stream.write_all(&greeting).unwrap();
+        assert!(within(5, || {
+            b.poll();
+            counts(&mut b) == expected
+        }));
+    }
+}
+
+#[test]
 fn an_old_stream_gives_way_to_a_new_one() {
     let (mut a, mut b, mut c) = (End::open(1), End::open(1), End::open(1));
     let (to_b, to_c) = (a.meet(&mut b), a.meet(&mut c));
