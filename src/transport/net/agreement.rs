@@ -160,6 +160,13 @@ impl<L> Agreement<L> {
         self.say(peer, &Message::Refuse(id));
     }
 
+    /// Asks `peer` to end the connection, for which others wait, unless it uses it.
+    pub(crate) fn ask_back(&mut self, peer: PeerId) {
+        if let Some(id) = self.get(peer).map(|known| known.id) {
+            self.say(peer, &Message::Yield(id));
+        }
+    }
+
     /// Connection `id`, for which `peer` has asked, does not come to be, for a reason that has passed.
     pub(crate) fn turn_away(&mut self, peer: PeerId, id: u32) {
         self.say(peer, &Message::Over { connection: id, broken: false });
@@ -231,6 +238,11 @@ pub(crate) trait Side {
 
     /// Whether one more connection may be asked for; may [`evict`](Self::evict) an idle one for it.
     fn has_place(&mut self, now: u64) -> bool;
+
+    /// Whether this side has nothing under way on its ready connection to `peer`, which may end for others of the peer.
+    fn is_idle(&self, _peer: PeerId, _now: u64) -> bool {
+        false
+    }
 
     /// Makes an end, and its description for `peer`. `to`: the end of the peer, which asked; its messages may arrive
     /// from now on. Errors: it cannot be made, or the peer's end cannot be reached.
@@ -324,6 +336,12 @@ pub(crate) trait Side {
                     self.agreement().note_failure(peer, now);
                 }
                 lost(peer);
+            }
+            Message::Yield(id) => {
+                if self.agreement().is(peer, id, Phase::Ready) && self.is_idle(peer, now) {
+                    self.evict(peer);
+                    self.report_evicted(lost);
+                }
             }
         }
     }

@@ -77,6 +77,8 @@ pub(crate) enum Message {
     Refuse(u32),
     /// The connection has ended, because others needed its slot, or because it broke.
     Over { connection: u32, broken: bool },
+    /// The sender needs the connection's slot: the receiver is to end the connection, unless it uses it.
+    Yield(u32),
 }
 
 impl Message {
@@ -88,6 +90,7 @@ impl Message {
             Self::Refuse(connection) => (4, connection, None),
             Self::Over { connection, broken: false } => (5, connection, None),
             Self::Over { connection, broken: true } => (6, connection, None),
+            Self::Yield(connection) => (7, connection, None),
         };
         let mut bytes = [0; CONTROL_LEN];
         let mut at = 0;
@@ -127,6 +130,7 @@ impl Message {
             4 => Self::Refuse(connection),
             5 => Self::Over { connection, broken: false },
             6 => Self::Over { connection, broken: true },
+            7 => Self::Yield(connection),
             _ => return None,
         })
     }
@@ -187,6 +191,7 @@ mod tests {
                 Message::Refuse(4),
                 Message::Over { connection: 5, broken: false },
                 Message::Over { connection: 5, broken: true },
+                Message::Yield(6),
             ];
             for message in all {
                 assert_eq!(Message::decode(&message.encode(Way::Rc), Way::Rc), Some(message));

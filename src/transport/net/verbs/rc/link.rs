@@ -176,6 +176,8 @@ pub(super) struct Link<Q> {
     pub(super) psn: u32,
     /// When it was last used, nanoseconds.
     pub(super) used: u64,
+    /// When the peer was asked to end it, nanoseconds; 0: never.
+    pub(super) asked: u64,
     /// Remote buffers advertised to the peer.
     pub(super) lent: u32,
     /// Other keys that the peer has, and that this side did not withdraw.
@@ -191,7 +193,7 @@ pub(super) struct Link<Q> {
 impl<Q> Link<Q> {
     pub(super) fn new(qp: Q, psn: u32, now: u64) -> Self {
         let (posted, first_since) = (VecDeque::new(), now);
-        Self { qp, psn, used: now, lent: 0, keys: 0, posted, first_since, full: false }
+        Self { qp, psn, used: now, asked: 0, lent: 0, keys: 0, posted, first_since, full: false }
     }
 
     /// Whether there is room for `n` requests.

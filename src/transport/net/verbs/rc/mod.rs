@@ -385,6 +385,13 @@ impl<D: Device> Side for Rc<D> {
         self.connections.len() < self.limit || self.make_place(now)
     }
 
+    fn is_idle(&self, peer: PeerId, now: u64) -> bool {
+        let unused = |link: &Self::Link| now.saturating_sub(link.used) >= IDLE_NS;
+        let idle = |link: &Self::Link| link.lent == 0 && link.posted.is_empty() && unused(link);
+        !self.connections.is_doomed(peer)
+            && self.connections.get(peer).is_some_and(|c| idle(&c.link))
+    }
+
     fn prepare(
         &mut self,
         peer: PeerId,
@@ -484,21 +491,34 @@ impl<D: Device> Rc<D> {
         }
     }
 
-    /// Ends an idle connection, if there is one: the one that was unused for longest, if possible of a peer that cannot
-    /// be using it at this moment.
+    /// Ends an idle connection, if there is one: the one that was unused for longest. A peer that has keys reads and
+    /// writes unseen: what it has under way would be lost without its acknowledgement, and done a second time. So such
+    /// a connection comes last, and the peer is asked to end it: there is room a round trip later.
     #[cold]
     fn make_place(&mut self, now: u64) -> bool {
+        let last = |link: &Link<D::Qp>| link.used.max(link.asked);
         let idle = |(_, c): &(PeerId, &Connection<D::Qp>)| {
             let after = if c.link.keys > 0 { KEYS_IDLE_NS } else { IDLE_NS };
-            let unused = c.phase == Phase::Ready && now.saturating_sub(c.link.used) >= after;
+            let unused = c.phase == Phase::Ready && now.saturating_sub(last(&c.link)) >= after;
             c.link.lent == 0 && c.link.posted.is_empty() && (unused || c.is_stale(now))
         };
-        let missed = |(_, c): &(PeerId, &Connection<D::Qp>)| (c.link.keys > 0, c.link.used);
+        let missed = |(_, c): &(PeerId, &Connection<D::Qp>)| (c.link.keys > 0, last(&c.link));
         let Some((peer, _)) = self.connections.iter().filter(idle).min_by_key(missed) else {
             return false;
         };
-        self.evict(peer);
-        true
+        if self.connections.get(peer).is_some_and(|c| c.link.keys == 0) {
+            self.evict(peer);
+            return true;
+        }
+        // One is enough for a while: there is an answer, or the peer uses it.
+        let waits = |c: &Connection<D::Qp>| c.link.asked > 0 && now < c.link.asked + IDLE_NS;
+        if !self.connections.iter().any(|(_, c)| waits(c)) {
+            self.connections.ask_back(peer);
+            if let Some(connection) = self.connections.get_mut(peer) {
+                connection.link.asked = now;
+            }
+        }
+        false
     }
 
     /// A new queue pair. A device may have fewer than are allowed here: then an idle connection makes room.

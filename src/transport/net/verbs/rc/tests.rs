@@ -794,8 +794,38 @@ fn a_connection_with_keys_gives_way_last() {
     world.now += IDLE_NS;
     assert_eq!(world.prepare(0, 4), Prepared::No);
     world.now += KEYS_IDLE_NS;
+    assert_eq!(world.prepare(0, 4), Prepared::No);
+    assert!(known(&world, 1), "it is asked");
+    assert_eq!(world.prepare(0, 4), Prepared::No);
+    world.settle();
     assert_eq!(world.prepare(0, 4), Prepared::Later);
-    assert!(!known(&world, 1) && known(&world, 3));
+    assert!(!known(&world, 1) && known(&world, 3), "one is asked at a time");
+}
+
+/// What it has under way would be lost without its acknowledgement, and done a second time.
+#[test]
+fn a_peer_that_uses_its_keys_keeps_its_connection() {
+    let mut world = World::new(3, 1);
+    let (region, source) = (OwnedBuffer::zeroed(100), OwnedBuffer::from(vec![5; 100]));
+    let at = expose(&mut world, 0, 1, &region.segments());
+    for _ in 0..3 {
+        world.now += KEYS_IDLE_NS;
+        access(&mut world, &at, &source.segments(), What::Put(PUT)).unwrap();
+        assert_eq!(world.prepare(0, 2), Prepared::No);
+        world.settle();
+        assert_eq!((world.nodes[0].lost, world.nodes[1].lost), (0, 0));
+    }
+    assert_eq!(world.nodes[1].reached, [1; 3]);
+    // It has nothing under way any more. An answer that does not come is asked for again.
+    world.now += KEYS_IDLE_NS;
+    assert_eq!(world.prepare(0, 2), Prepared::No);
+    world.said.clear();
+    world.now += KEYS_IDLE_NS;
+    assert_eq!(world.prepare(0, 2), Prepared::No);
+    world.settle();
+    assert_eq!((world.nodes[0].lost, world.nodes[1].lost), (1, 1));
+    assert_eq!(world.nodes[1].bulk.counts().evicted, 1);
+    assert_eq!(world.prepare(0, 2), Prepared::Later);
 }
 
 #[test]
@@ -1502,14 +1532,16 @@ fn both_ends_hear_of_a_connection_that_gives_way() {
         assert_eq!(world.nodes[initiator].reached, [1]);
         world.now += KEYS_IDLE_NS;
         assert_eq!((world.nodes[0].lost, world.nodes[1].lost), (0, 0));
-        assert_eq!(world.prepare(evicts, 2), Prepared::Later);
-        assert_eq!(world.nodes[evicts].lost, 1);
+        // The target asks the initiator, which sees what it has under way.
+        let asks = evicts == target;
+        assert_eq!(world.prepare(evicts, 2), if asks { Prepared::No } else { Prepared::Later });
+        assert_eq!(world.nodes[evicts].lost, u64::from(!asks));
         world.settle();
         assert_eq!((world.nodes[0].lost, world.nodes[1].lost), (1, 1));
         assert_eq!(world.with(initiator, |bulk, now, _| put(bulk, now)), Err(STALE));
         let counts = world.nodes.iter().map(|node| node.bulk.counts());
         assert_eq!(counts.map(|counts| counts.broken).sum::<u64>(), 0);
-        assert_eq!(world.nodes[evicts].bulk.counts().evicted, 1);
+        assert_eq!(world.nodes[initiator].bulk.counts().evicted, 1);
     }
 }
 
@@ -1538,9 +1570,11 @@ fn keys_of_a_connection_that_gave_way_are_void() {
     let first = expose(&mut world, 0, 1, &region.segments()).key;
     assert!(world.nodes[0].bulk.is_current(PeerId(1), &first));
     world.now += KEYS_IDLE_NS;
-    assert_eq!(world.prepare(0, 2), Prepared::Later);
+    assert_eq!(world.prepare(0, 2), Prepared::No);
+    world.settle();
     assert!(!world.nodes[0].bulk.is_current(PeerId(1), &first));
     assert!(world.fabric.lock().unwrap().regions.is_empty(), "no peer has a key");
+    assert_eq!(world.prepare(0, 2), Prepared::Later);
     world.settle();
     world.now += IDLE_NS;
     let again = expose(&mut world, 0, 1, &region.segments()).key;
