@@ -76,7 +76,7 @@ struct Write {
     /// Who wants to hear of its end.
     token: Option<u64>,
     /// A copy of payload that was not contiguous.
-    _copy: Option<OwnedBuffer>,
+    copy: Option<OwnedBuffer>,
 }
 
 /// The open module, as long as it works.
@@ -137,6 +137,10 @@ pub(super) struct Rv {
     peers: Agreement<Link>,
     lent: Lent<Region>,
     writes: HashMap<u64, Write>,
+    /// Copies that writes of lost connections were to read. The kernel's queue pairs outlive the connection, and peers
+    /// that have not heard of its end count what they write: so each copy stays until its event comes. If that was lost,
+    /// it stays as long as the endpoint.
+    unread: HashMap<u64, OwnedBuffer>,
     next_write: u64,
     /// A request was refused temporarily.
     blocked: bool,
@@ -167,6 +171,7 @@ impl Rv {
             peers: Agreement::new(Way::Rv, process::random_u64() as u32),
             lent: Lent::new(WINDOWS),
             writes: HashMap::new(),
+            unread: HashMap::new(),
             next_write: 0,
             blocked: false,
             nap: Nap::new()?,
@@ -220,8 +225,14 @@ impl Rv {
         // Closing it invalidates keys that could not be evicted.
         self.attached = None;
         self.lose_all(now, &mut |peer| sink.on_lost(peer));
-        self.writes.clear();
+        self.forget_writes();
         self.nodes = Nodes::default();
+    }
+
+    /// No write is waited for any more.
+    fn forget_writes(&mut self) {
+        let copies = self.writes.drain().filter_map(|(wr_id, write)| Some((wr_id, write.copy?)));
+        self.unread.extend(copies);
     }
 
     /// Prepares the node of `end`. Errors: the reason, as text.
@@ -245,6 +256,7 @@ impl Rv {
         match event {
             Event::Written { wr_id, status, .. } => {
                 let Some(Write { peer, id, token, .. }) = self.writes.remove(&wr_id) else {
+                    self.unread.remove(&wr_id);
                     return;
                 };
                 let Some(known) = self.peers.get_mut(peer).filter(|known| known.id == id) else {
@@ -585,7 +597,7 @@ impl Bulk for Rv {
                 log::limited!("events of the rv module were lost: all messages are sent again");
                 self.lose_all(now, &mut |peer| sink.on_lost(peer));
                 // It is unknown whose events were lost; those that still come are ignored.
-                self.writes.clear();
+                self.forget_writes();
                 continue;
             }
             match ring.pop() {
@@ -692,7 +704,7 @@ impl Rv {
         let Err(failure) = posted else {
             self.next_write += 1;
             let id = to.connection;
-            self.writes.insert(wr_id, Write { peer, id, token, _copy: copy });
+            self.writes.insert(wr_id, Write { peer, id, token, copy });
             if let Some(known) = self.peers.get_mut(peer) {
                 known.link.writes += 1;
                 known.link.refused = None;

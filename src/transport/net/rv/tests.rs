@@ -521,6 +521,40 @@ fn bytes_that_do_not_lie_together_are_copied() {
     world.assert_clean("copied");
 }
 
+/// The peer does not know yet that events were lost, and counts what is written.
+#[test]
+fn a_copy_stays_until_the_kernel_has_read_it_although_events_were_lost() {
+    let mut world = World::new(2, 1);
+    world.join(0, 1);
+    let mut lend = |token: u64| {
+        let to = OwnedBuffer::from(vec![0u8; 9000]);
+        let key = register(&mut world.ends[0], PeerId(1), &to.segments(), token).unwrap();
+        world.ends[0].lent.insert(token, (PeerId(1), to, 9));
+        Remote { key, offset: 0 }
+    };
+    let (first, second) = (lend(1), lend(2));
+    let whole = OwnedBuffer::from(vec![9u8; 9000]);
+    let parts = [vec![9u8; 4000], vec![9u8; 5000]];
+    let ranges: Vec<_> = parts.iter().map(|part| (part.as_ptr(), part.len())).collect();
+    #[allow(unsafe_code)]
+    // SAFETY: the parts outlive the test's write.
+    let apart = unsafe { SegmentList::gather(&ranges) }.unwrap();
+    for (payload, at) in [(whole.segments(), first), (apart, second)] {
+        world.ends[1].bulk.access(PeerId(0), &payload, &at, FILL, 1).unwrap();
+    }
+    world.fabric.overflow(1, 1);
+    assert!(world.fabric.deliver(0, 1, false), "its event is lost");
+    world.poll(1);
+    assert_eq!(world.ends[1].lost, 1);
+    let others: Vec<Vec<u8>> = (0..64).map(|_| vec![7; 9000]).collect();
+    assert!(world.fabric.deliver(0, 1, false));
+    world.poll(0);
+    assert_eq!(world.ends[0].filled, 2, "with the right bytes");
+    drop(others);
+    world.settle();
+    world.assert_clean("a copy");
+}
+
 #[test]
 fn the_end_of_a_write_is_reported_to_those_that_ask() {
     for asks in [false, true] {
