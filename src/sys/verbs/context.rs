@@ -145,25 +145,31 @@ impl Context {
             && caps.per_transport_caps.rc_odp_caps & NEEDED == NEEDED
     }
 
-    /// The descriptors that are readable when there may be an event for this user. Errors: EMFILE, ENFILE, ENOMEM.
-    pub(super) fn descriptors(&self) -> Result<[BorrowedFd<'_>; 2]> {
-        let bell = match self.bell.get() {
-            Some(bell) => bell,
-            None => {
-                let bell = Arc::new(Doorbell::new()?);
-                if self.device.home.is_here() {
-                    let mut users = self.device.users();
-                    if let Some(user) = users.0.get_mut(&self.number) {
-                        user.bell = Some(bell.clone());
-                        user.ring_if(!user.events.is_empty());
-                    }
-                }
-                self.bell.get_or_init(|| bell)
-            }
-        };
+    /// The descriptor that is readable while the device has events that no user has taken.
+    pub(super) fn events(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor lives as long as the context; the member does not change.
-        let common = unsafe { BorrowedFd::borrow_raw((*self.as_ptr()).async_fd) };
-        Ok([common, bell.fd()])
+        unsafe { BorrowedFd::borrow_raw((*self.as_ptr()).async_fd) }
+    }
+
+    /// The descriptor that is readable while this user has events that another one has taken. Errors: EMFILE, ENFILE,
+    /// ENOMEM.
+    pub(super) fn bell(&self) -> Result<BorrowedFd<'_>> {
+        if let Some(bell) = self.bell.get() {
+            return Ok(bell.fd());
+        }
+        #[cfg(test)]
+        if NO_BELL.get() {
+            return Err(Errno(libc::EMFILE));
+        }
+        let bell = Arc::new(Doorbell::new()?);
+        if self.device.home.is_here() {
+            let mut users = self.device.users();
+            if let Some(user) = users.0.get_mut(&self.number) {
+                user.bell = Some(bell.clone());
+                user.ring_if(!user.events.is_empty());
+            }
+        }
+        Ok(self.bell.get_or_init(|| bell).fd())
     }
 
     /// The next event for this user. Makes a system call. Errors: the device is gone (EIO).
@@ -191,6 +197,12 @@ impl Context {
         }
         is_there
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// There is no descriptor for a bell.
+    pub(super) static NO_BELL: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 #[cfg(test)]
@@ -284,6 +296,9 @@ impl Opened {
 impl Users {
     /// Keeps an event for `user`, or for all of them if it is of none (0).
     fn hand_on(&mut self, event: DeviceEvent, user: usize) {
+        if event.about == About::Nothing {
+            return; // each connection has some, and nobody needs to wake for them
+        }
         let of = |(number, _): &(&usize, &mut User)| user == 0 || **number == user;
         for (_, user) in self.0.iter_mut().filter(of) {
             if !user.events.contains(&event) {
@@ -356,6 +371,8 @@ mod tests {
         let ringing = || bells.each_ref().map(|bell| wait_readable(bell.fd(), 0).unwrap());
         users.hand_on(broken(7), 2);
         assert_eq!(ringing(), [false, true]);
+        users.hand_on(DeviceEvent { name: "COMM_EST", about: About::Nothing }, 1);
+        assert_eq!((users.next(1), ringing()), (None, [false, true]), "it is of no use");
         users.hand_on(PORT, 0);
         assert_eq!((users.next(1), ringing()), (Some(PORT), [true, true]));
         assert_eq!((all(&mut users, 1).len(), ringing()), (0, [false, true]));

@@ -165,9 +165,15 @@ impl OpenDevice {
         self.context.as_ptr() == other.context.as_ptr()
     }
 
-    /// The descriptors that are readable when there may be an event for this user. Errors: EMFILE, ENFILE, ENOMEM.
-    pub(crate) fn events(&self) -> Result<[BorrowedFd<'_>; 2]> {
-        self.context.descriptors()
+    /// The descriptor that is readable while the device has events that no user has taken.
+    pub(crate) fn events(&self) -> BorrowedFd<'_> {
+        self.context.events()
+    }
+
+    /// The descriptor that is readable while this user has events that another one has taken. Errors: EMFILE, ENFILE,
+    /// ENOMEM.
+    pub(crate) fn bell(&self) -> Result<BorrowedFd<'_>> {
+        self.context.bell()
     }
 
     /// The next event for this user. Makes a system call. Errors: the device is gone (EIO).

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::sys::per_process::tests::in_child;
+use crate::sys::verbs::context::NO_BELL;
 
 /// The descriptors that are open; 0 where other tests run at the same time.
 fn descriptors() -> usize {
@@ -35,6 +36,16 @@ fn a_device_that_is_gone_gets_no_other_user() {
     assert!(first.shares(&second) && !first.shares(&third));
     assert!(!first.is_there() && !second.is_there() && third.is_there());
     assert!(device().unwrap().0.shares(&third));
+}
+
+#[test]
+fn a_user_without_a_descriptor_for_its_bell_hears_the_device() {
+    let Some((first, ..)) = device() else { return };
+    NO_BELL.set(true);
+    assert_eq!(first.bell().err(), Some(Errno(libc::EMFILE)));
+    assert_eq!(wait_readable(first.events(), 0), Ok(false), "this one is always there");
+    NO_BELL.set(false);
+    assert!(first.bell().is_ok(), "it may be there later");
 }
 
 #[test]

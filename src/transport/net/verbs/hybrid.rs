@@ -121,12 +121,14 @@ pub(super) struct Upkeep {
     pub(super) why: String,
     /// Threads of earlier queue pairs.
     pub(super) leaving: Leaving,
+    /// There is no bell for events of the device that other endpoints have taken.
+    pub(super) deaf: bool,
 }
 
 impl Upkeep {
     fn new(recovery: Recovery) -> Self {
         let (why, leaving) = (String::new(), Leaving::default());
-        Self { recovery, tend_at: 0, judge: false, untold: None, why, leaving }
+        Self { recovery, tend_at: 0, judge: false, untold: None, why, leaving, deaf: false }
     }
 }
 

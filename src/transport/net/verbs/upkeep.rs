@@ -28,6 +28,9 @@ impl Rdma {
     /// Does the maintenance that is due. `udp` carries address updates.
     #[cold]
     pub(super) fn tend(&mut self, now: u64, udp: &mut UdpLink) {
+        if self.upkeep.deaf {
+            self.watch_bell();
+        }
         self.hear(now);
         if let Some(errno) = self.link.as_ref().and_then(UdLink::broken) {
             self.give_up(&format!("its queue pair broke: {errno}"), now);
@@ -53,8 +56,9 @@ impl Rdma {
             return Some(now);
         }
         let next = self.next.as_ref().and_then(|next| next.wake_at(now));
-        let own =
-            [self.upkeep.recovery.due_at(), self.silence.due_at(), self.opening.due_at(), next];
+        let listens = self.upkeep.deaf.then_some(now + LOOK_NS);
+        let (recovers, judges) = (self.upkeep.recovery.due_at(), self.silence.due_at());
+        let own = [recovers, judges, self.opening.due_at(), listens, next];
         own.into_iter().flatten().min()
     }
 
@@ -220,17 +224,31 @@ impl Rdma {
     pub(super) fn watch_device(&mut self) {
         let add = |fd| self.port.watch.add(fd, 0);
         let datagrams = self.link.as_ref().map_or(Ok(()), |link| add(link.fd()));
-        let events = self.port.device.as_ref().map_or(Ok(()), |device| {
-            device.events().and_then(|events| events.into_iter().try_for_each(add))
-        });
+        let events = self.port.device.as_ref().map_or(Ok(()), |device| add(device.events()));
         if let Err(errno) = datagrams.and(events) {
             log::limited!(cause: errno.0, "{} is not woken by its device: {errno}", self.own.me);
+        }
+        self.watch_bell();
+    }
+
+    /// The same for the bell. Without one, which takes a descriptor, only the events wake it that no other endpoint has
+    /// taken: it is tried again.
+    fn watch_bell(&mut self) {
+        let add = |bell| self.port.watch.add(bell, 0);
+        let rings = self.port.device.as_ref().map_or(Ok(()), |it| it.bell().and_then(add));
+        self.upkeep.deaf = rings.is_err();
+        if let Err(errno) = rings {
+            log::limited!(
+                cause: errno.0,
+                "{} hears late of events of its device that other endpoints have taken: {errno}",
+                self.own.me
+            );
         }
     }
 
     /// The events of `device` wake no sleeper any more.
     fn unwatch(&self, device: &OpenDevice) {
-        for fd in device.events().into_iter().flatten() {
+        for fd in [Ok(device.events()), device.bell()].into_iter().flatten() {
             self.port.watch.remove(fd);
         }
     }
