@@ -1,10 +1,12 @@
 //! The background thread of the process. It runs the tasks of all endpoints: each when its time has come, when one of
-//! its descriptors is readable, or when it is woken. So a process has one such thread, one set of descriptors and one
-//! doorbell, however many endpoints it opens. The thread ends with the last task.
+//! its descriptors is readable, or when it is woken. So a process has one such thread, one set of descriptors, one
+//! doorbell and one timer, however many endpoints it opens. The thread ends with the last task.
+//!
+//! The timer is for those who bring a task's next turn forward while the thread sleeps: the thread is not woken before that turn is due.
 
 use super::clock::{self, Deadline};
 use super::errno::Result;
-use super::event::{Doorbell, Epoll, Watched};
+use super::event::{Doorbell, Epoll, Timer, Watched};
 use super::numbers::NumberMap;
 use super::per_process::PerProcess;
 use super::process::Home;
@@ -16,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Stack of the thread, bytes.
 const STACK: usize = 256 * 1024;
-/// The doorbell's token; tasks have others.
+/// The token of the doorbell and of the timer; tasks have others.
 const BELL: u64 = 0;
 /// How often a task has a turn whose descriptors cannot be watched, nanoseconds.
 const UNWATCHED_NS: u64 = 10_000_000;
@@ -54,12 +56,23 @@ struct Members {
     ends: bool,
 }
 
+/// Turns that were brought forward since the thread last looked.
+#[derive(Default)]
+struct Called {
+    /// Tokens, and times in nanoseconds.
+    list: Vec<(u64, u64)>,
+    /// The timer wakes the thread at this time, nanoseconds: the earliest in the list.
+    armed: Option<u64>,
+}
+
 struct Hub {
     members: Mutex<Members>,
     /// Tasks to run that neither their time nor a descriptor calls.
     woken: Mutex<Vec<u64>>,
+    called: Mutex<Called>,
     epoll: Epoll,
     bell: Doorbell,
+    timer: Timer,
     home: Home,
 }
 
@@ -116,6 +129,13 @@ impl Times {
         self.order.extend(at.map(|at| (at, token)));
     }
 
+    /// The task has its turn no later than at `at`.
+    fn hasten(&mut self, token: u64, at: u64) {
+        if self.of.get(&token).is_none_or(|known| at < *known) {
+            self.set(token, Some(at));
+        }
+    }
+
     /// Adds the tasks whose time has come.
     fn take_due(&mut self, now: u64, due: &mut Vec<u64>) {
         while let Some((at, token)) = self.order.pop_first() {
@@ -135,10 +155,11 @@ impl Times {
 
 impl Hub {
     fn open() -> Result<Arc<Self>> {
-        let (epoll, bell) = (Epoll::new()?, Doorbell::new()?);
+        let (epoll, bell, timer) = (Epoll::new()?, Doorbell::new()?, Timer::new()?);
         epoll.add(bell.fd(), BELL)?;
-        let (members, woken) = (Mutex::default(), Mutex::default());
-        Ok(Arc::new(Self { members, woken, epoll, bell, home: Home::here() }))
+        epoll.add(timer.fd(), BELL)?;
+        let (members, woken, called) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(Arc::new(Self { members, woken, called, epoll, bell, timer, home: Home::here() }))
     }
 
     fn add(self: &Arc<Self>, task: Box<dyn Task>, links: Vec<Watched>) -> Result<Ticket> {
@@ -171,6 +192,7 @@ impl Hub {
         let (mut times, mut due) = (Times::default(), Vec::new());
         let mut tokens = [0; 32];
         loop {
+            self.take_called(&mut times);
             times.take_due(clock::now_ns(), &mut due);
             due.append(&mut locked(&self.woken));
             due.sort_unstable();
@@ -182,12 +204,22 @@ impl Hub {
             let ready = self.epoll.wait(&mut tokens, times.first().poll_ms()).unwrap_or(0);
             due.extend(tokens.iter().take(ready).filter(|token| **token != BELL));
             if due.len() < ready {
+                // The bell, or the timer, which the next round disarms.
                 self.bell.silence();
                 if locked(&self.members).ends {
                     return;
                 }
             }
         }
+    }
+
+    /// Brings forward the turns that were called; the timer is idle after that.
+    fn take_called(&self, times: &mut Times) {
+        let mut called = locked(&self.called);
+        if called.armed.take().is_some() {
+            self.timer.disarm();
+        }
+        called.list.drain(..).for_each(|(token, at)| times.hasten(token, at));
     }
 
     /// A turn of a task. Returns when its next one is due.
@@ -243,6 +275,19 @@ impl Ticket {
         if self.hub.home.is_here() {
             locked(&self.hub.woken).push(self.token);
             self.hub.bell.ring();
+        }
+    }
+
+    /// The task has a turn at `at`, nanoseconds of the clock of `clock::now_ns`, if it has none before.
+    pub(crate) fn wake_at(&self, at: u64) {
+        // As in `wake`.
+        if self.hub.home.is_here() {
+            let mut called = locked(&self.hub.called);
+            called.list.push((self.token, at));
+            if called.armed.is_none_or(|armed| at < armed) {
+                called.armed = Some(at);
+                self.hub.timer.arm(at);
+            }
         }
     }
 
@@ -332,6 +377,20 @@ mod tests {
         while clock::now_ns() < at {
             end.turns.recv_timeout(LONG).unwrap();
         }
+    }
+
+    #[test]
+    fn a_turn_is_brought_forward_and_the_thread_is_not_woken_before() {
+        let end = end(IDLE, vec![]);
+        end.turns.recv_timeout(LONG).unwrap();
+        let now = clock::now_ns();
+        for after in [900_000_000, 300_000_000, 600_000_000] {
+            end.ticket.wake_at(now + after);
+        }
+        end.turns.recv_timeout(LONG).unwrap();
+        assert!(clock::now_ns() >= now + 300_000_000);
+        // The later ones were for a task that has looked meanwhile.
+        assert!(end.turns.recv_timeout(Duration::from_millis(800)).is_err());
     }
 
     #[test]

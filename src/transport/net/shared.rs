@@ -3,7 +3,7 @@
 //! While the application polls, the background thread only checks now and then that it still does. Once it stops, the thread takes
 //! over and sleeps until something arrives, a deadline passes, or the application is back. In that time the
 //! application's calls pay for a mutex. An application that computes may still send now and then: a call that brings an
-//! earlier deadline wakes the thread, and a thread of the application that sleeps is given an earlier timer.
+//! earlier deadline sets the thread's timer, and the timer of the application's threads that sleep. Neither is woken before that deadline.
 
 use super::core::Core;
 use crate::sys::biased::Visitor;
@@ -54,6 +54,9 @@ pub(super) struct Shared {
     /// Everything is acknowledged.
     flushed: AtomicBool,
     owner: Home,
+    /// How often the task was woken at once.
+    #[cfg(test)]
+    pub(super) rung: AtomicU64,
 }
 
 impl Shared {
@@ -69,6 +72,8 @@ impl Shared {
             ends: AtomicBool::new(false),
             flushed: AtomicBool::new(false),
             owner: Home::here(),
+            #[cfg(test)]
+            rung: AtomicU64::new(0),
         }
     }
 
@@ -123,10 +128,13 @@ impl Shared {
         }
         let early = tells & RULES != 0 && due < self.rests_until.load(Ordering::Relaxed);
         if early {
-            self.rests_until.store(due, Ordering::Relaxed); // until its turn it need not be woken again
+            self.rests_until.store(due, Ordering::Relaxed); // until then it need not be told of later ones
         }
-        if early || tells & DOZES != 0 {
+        if tells & DOZES != 0 {
             self.wake();
+        } else if early && self.owner.is_here() {
+            // Not at once: the application is in the core now, and what it holds back for more messages is not due yet.
+            self.task().iter().for_each(|task| task.wake_at(due));
         }
     }
 
@@ -200,6 +208,8 @@ impl Shared {
     fn wake(&self) {
         // In a forked child a thread of the parent may hold the lock for ever.
         if self.owner.is_here() {
+            #[cfg(test)]
+            self.rung.fetch_add(1, Ordering::Relaxed);
             self.task().iter().for_each(Ticket::wake);
         }
     }

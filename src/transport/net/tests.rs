@@ -453,6 +453,23 @@ fn a_lost_message_is_repeated_although_its_sender_computes() {
 }
 
 #[test]
+fn messages_of_an_application_that_computes_wake_no_thread_before_their_deadline() {
+    let (mut a, mut b) = (End::open(), End::open());
+    let there = acquaint(&mut a, &mut b);
+    await_rest(&a, 3_500);
+    let rung = a.net.shared.rung.load(Ordering::Relaxed);
+    for _ in 0..100 {
+        assert!(a.send(there, 2, 100));
+    }
+    assert_eq!(a.net.shared.rung.load(Ordering::Relaxed), rung);
+    // The thread sends what was held back for more.
+    assert!(within(20, || {
+        b.poll();
+        b.got.messages.len() == 101
+    }));
+}
+
+#[test]
 fn a_lost_message_is_repeated_soon_although_its_sender_slept_and_then_computes() {
     let (mut a, mut b) = (End::open(), End::open());
     let there = acquaint(&mut a, &mut b);
