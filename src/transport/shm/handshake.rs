@@ -78,7 +78,13 @@ impl Shm {
         address: &Address,
         bell: Arc<Bell>,
     ) -> Result<Contact, Errno> {
-        let (socket, credentials) = match names::find(address.port())? {
+        let mut found = names::find(address.port());
+        let took_last = |e: &Errno| matches!(e.0, libc::EMFILE | libc::ENFILE);
+        if found.as_ref().is_err_and(took_last) && self.door.requests.segment.take().is_some() {
+            // The segment had the last descriptor. A peer that has ended is found to have ended with one.
+            found = names::find(address.port());
+        }
+        let (socket, credentials) = match found? {
             Found::Open(socket, credentials) => (socket, credentials),
             Found::Aloof(_) => return Ok(Contact::Elsewhere),
             Found::Stranger(uid) => return Ok(state::stranger(address, uid)),

@@ -79,6 +79,7 @@ mod tests {
     use crate::sys::unix::REFUSED;
     use crate::transport::shm::config::CmaPolicy;
     use crate::transport::{Contact, Messages, Mode, PeerId};
+    use std::os::fd::AsFd;
 
     fn refuse(on: bool) {
         REFUSED.set(on.then_some(TOO_MANY));
@@ -125,6 +126,37 @@ mod tests {
         assert!(matches!(a.shm.link(peer, &gone), Ok(Contact::Missing(_))));
         a.turn(&mut Deaf);
         assert!(a.shm.door.requests.segment.is_none(), "not for long");
+    }
+
+    /// All descriptors but one are taken: no other test may run in this process.
+    #[test]
+    #[ignore = "run by a_peer_that_has_ended_is_found_with_one_descriptor"]
+    fn a_peer_that_has_ended_is_found_with_one_descriptor_alone() {
+        let mut a = end(CmaPolicy::Off);
+        let gone = end(CmaPolicy::Off).me;
+        let peer = a.peers.intern(&gone).unwrap();
+        let mut taken: Vec<_> =
+            std::iter::from_fn(|| std::io::stdin().as_fd().try_clone_to_owned().ok()).collect();
+        assert!(taken.pop().is_some());
+        assert!(matches!(a.shm.link(peer, &gone), Ok(Contact::Missing(_))));
+        taken.clear();
+        assert!(matches!(a.shm.link(peer, &gone), Ok(Contact::Missing(_))));
+    }
+
+    #[test]
+    fn a_peer_that_has_ended_is_found_with_one_descriptor() {
+        let name =
+            concat!(module_path!(), "::a_peer_that_has_ended_is_found_with_one_descriptor_alone");
+        let name = name.split_once("::").unwrap().1;
+        let output = std::process::Command::new("sh")
+            .args(["-c", "ulimit -n 200 && exec \"$0\" \"$@\""])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--ignored", "--nocapture"])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        let told = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && told.contains("1 passed"), "{told}{text}");
     }
 
     #[test]
