@@ -34,6 +34,11 @@ impl Flow {
         self.offset >= self.end
     }
 
+    /// Whether packets are all that it needs: it has bytes left, and the next ones go as fragments.
+    pub(super) fn needs_packets(&self) -> bool {
+        self.carrier == Some(Carrier::Fragments) && !self.is_over()
+    }
+
     pub(super) fn is_by_stream(&self) -> bool {
         self.carrier == Some(Carrier::Stream)
     }

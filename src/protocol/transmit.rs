@@ -11,14 +11,59 @@ use crate::sys::numbers::NumberSet;
 use crate::telemetry::trace::Kind;
 use crate::transport::{Iface, Mark, PeerId, SendError};
 
+/// The packets that a send needs to go on, and nothing else: for this peer, unsolicited ones or not.
+type Packets = (PeerId, bool);
+
+/// `None`: a step of this send may be refused for another reason than a lack of room for packets to its peer.
+fn packets_of(Pending { message, scheme }: &Pending) -> Option<Packets> {
+    let unsolicited = match scheme {
+        Sender::Push(push) if push.needs_packets() => push.is_unsolicited(),
+        Sender::Fragments(fragments) if fragments.needs_packets() => false,
+        _ => return None,
+    };
+    Some((message.peer, unsolicited))
+}
+
+/// The peers that take no more packets in this pass. One with thousands of long sends is asked once or twice, and room that comes
+/// meanwhile goes to the first of them.
+#[derive(Default)]
+struct Full {
+    /// They take no unsolicited ones: those also stop while the receiver is short of memory.
+    unsolicited: NumberSet<PeerId>,
+    any: NumberSet<PeerId>,
+}
+
+impl Full {
+    fn holds(&self, (peer, unsolicited): Packets) -> bool {
+        self.any.contains(&peer) || unsolicited && self.unsolicited.contains(&peer)
+    }
+
+    fn add(&mut self, (peer, unsolicited): Packets) {
+        if unsolicited {
+            self.unsolicited.insert(peer);
+        } else {
+            self.any.insert(peer);
+        }
+    }
+}
+
 impl<I: Iface> Engine<I> {
     /// Advances the sends of which this endpoint has to send or write bytes.
     pub(super) fn advance_streams(&mut self, host: &mut impl Host) -> usize {
         let mut n = 0;
-        for _ in 0..self.core.sends.streams.len() {
+        let mut full = Full::default();
+        for left in (0..self.core.sends.streams.len()).rev() {
             let Some(key) = self.core.sends.streams.pop_front() else { break };
+            let packets = self.core.sends.pending.get(key).and_then(packets_of);
+            if packets.is_some_and(|packets| full.holds(packets)) {
+                self.core.sends.streams.push_back(key);
+                continue;
+            }
             let onward = self.transmit(key);
             n += usize::from(onward != Onward::Again);
+            if let (Onward::Again, Some(packets), true) = (onward, packets, left > 0) {
+                full.add(packets);
+            }
             self.core.go_on(key, onward, host);
         }
         n

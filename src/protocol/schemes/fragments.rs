@@ -100,4 +100,9 @@ impl Sender {
     pub(in crate::protocol) fn is_by_stream(&self) -> bool {
         self.flow.is_by_stream()
     }
+
+    /// As [`Flow::needs_packets`], and the message is in memory of the host.
+    pub(in crate::protocol) fn needs_packets(&self) -> bool {
+        self.staging.is_none() && self.flow.needs_packets()
+    }
 }

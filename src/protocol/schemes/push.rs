@@ -160,9 +160,13 @@ impl Sender {
         self.flow.is_by_stream()
     }
 
-    /// The receiver may hold it back: it has not asked for the bytes.
-    #[cfg(test)]
-    pub(in crate::protocol) fn may_wait(&self) -> bool {
+    /// As [`Flow::needs_packets`].
+    pub(in crate::protocol) fn needs_packets(&self) -> bool {
+        self.flow.needs_packets()
+    }
+
+    /// The receiver has not asked for the bytes: they stop while it is short of memory.
+    pub(in crate::protocol) fn is_unsolicited(&self) -> bool {
         self.asked.is_none()
     }
 }

@@ -206,6 +206,38 @@ fn full_completion_queues_stop_sends_and_arrivals() {
     world.assert_empty();
 }
 
+/// The receiver does not poll: a pass of progress asks for room once, however many long sends wait for it.
+#[test]
+fn many_long_sends_to_a_full_peer_are_one_attempt() {
+    const SENDS: usize = 40;
+    let off = vec![Reach::Off];
+    let weather = Weather { get: off.clone(), put: off, ..Weather::fair() };
+    let limits = Limits { tx_max: SENDS, rx_max: SENDS, ..LIMITS };
+    let mut world = World::new(2, weather, limits);
+    let peer = world.peer(0, 1);
+    let mut from: Vec<_> = (0..SENDS).map(|i| Memory::pattern(i, 5000)).collect();
+    let mut to: Vec<_> = (0..SENDS).map(|_| Memory::zeroed(5000)).collect();
+    for (i, (from, to)) in from.iter_mut().zip(&mut to).enumerate() {
+        world.receive(1, &receive_op(to, i as u64)).unwrap();
+        world.send(0, &send_op(peer, from, i as u64)).unwrap();
+    }
+    world.progress(1);
+    world.progress(0);
+    let waiting = world.node(0).engine.core.sends.streams.len();
+    assert!(waiting > 10, "{waiting}");
+    for _ in 0..3 {
+        world.net.borrow_mut().refused = 0;
+        world.progress(0);
+        assert_eq!(world.net.borrow().refused, 1, "of {waiting}");
+    }
+    world.settle();
+    let contexts: Vec<_> = world.receives(1).iter().map(|r| r.as_ref().unwrap().context).collect();
+    assert_eq!(contexts, (0..SENDS as u64).collect::<Vec<_>>(), "the first one is complete first");
+    assert!(from.iter().zip(&to).all(|(from, to)| from.0 == to.0));
+    assert_eq!(world.sends(0).len(), SENDS);
+    world.assert_empty();
+}
+
 #[test]
 fn pressure_switches_to_descriptions_and_back() {
     let limits = Limits { unexpected_max: 250 + 2 * EACH, ..LIMITS };

@@ -578,7 +578,7 @@ impl Run {
                 // Unsolicited bytes may have to wait for memory of the receiver.
                 let core = &node.engine.core;
                 let waits = |key| match core.sends.pending.get(key).map(|tx| &tx.scheme) {
-                    Some(Sender::Push(push)) => push.may_wait(),
+                    Some(Sender::Push(push)) => push.is_unsolicited(),
                     _ => false,
                 };
                 !(core.outbox.is_empty()

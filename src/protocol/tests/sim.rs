@@ -234,6 +234,8 @@ pub(super) struct Net {
     expected: HashMap<(Slot, Slot), VecDeque<Expected>>,
     /// A message was refused with `Again`.
     pub(super) said_again: bool,
+    /// How often that was because the queue was full.
+    pub(super) refused: usize,
 }
 
 pub(super) type SharedNet = Rc<RefCell<Net>>;
@@ -249,6 +251,7 @@ impl Net {
             log: Rc::clone(&log),
             expected: HashMap::new(),
             said_again: false,
+            refused: 0,
         };
         (Rc::new(RefCell::new(net)), log)
     }
@@ -405,6 +408,7 @@ impl Net {
         }
         let full = link.queues[link.writes(me)].len() >= self.weather.queue_len;
         if full {
+            self.refused += 1;
             return Err(self.again());
         }
         if self.rng.percent(self.weather.again_percent) {
