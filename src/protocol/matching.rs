@@ -116,6 +116,9 @@ pub(super) struct Unexpected {
     pub(super) since_ns: u64,
 }
 
+/// Memory for an announced message once its second packet is here, at most, bytes.
+const FIRST_ROOM: usize = 64 << 10;
+
 /// The payload of an unexpected message, or its announcement.
 #[derive(Debug)]
 pub(super) enum Body {
@@ -207,6 +210,16 @@ pub(super) enum Appended {
 
 #[cfg(test)]
 impl Matching {
+    /// The memory that announced messages take, bytes.
+    pub(super) fn reserved(&mut self) -> usize {
+        let held = |message: &Unexpected| match &message.body {
+            Body::Rts { bytes, .. } => bytes.capacity(),
+            _ => 0,
+        };
+        let lists = self.unexpected.lists_mut();
+        lists.flat_map(|list| list.iter().map(|(_, m)| held(m))).sum()
+    }
+
     /// What counts in `bytes` beside the payload of eager messages.
     pub(super) fn beside_eager(&mut self) -> usize {
         let held = |message: &Unexpected| match &message.body {
@@ -228,7 +241,13 @@ impl Body {
         if bytes.len() as u64 != offset || end > rts.pushed {
             return Appended::No;
         }
-        if bytes.try_reserve(payload.len()).is_err() {
+        // What was announced but has not come takes no memory, as it does not count in `Matching::bytes` either.
+        let room = (2 * bytes.len()).max(FIRST_ROOM).min(rts.pushed as usize) - bytes.len();
+        let lacks = bytes.capacity() - bytes.len() < payload.len();
+        if lacks
+            && bytes.try_reserve_exact(room.max(payload.len())).is_err()
+            && bytes.try_reserve_exact(payload.len()).is_err()
+        {
             let (kept, waits, len) = (bytes.len(), !rts.leaves, rts.len);
             *self = Self::Lost { len, error: (libc::ENOMEM, Cause::ReceiverRefused) };
             return Appended::NoMemory { kept, waits };

@@ -17,9 +17,6 @@ use crate::sys::numbers::NumberMap;
 use crate::telemetry::trace::Kind;
 use crate::transport::{Address, Iface, PeerId};
 
-/// Bytes of an unexpected message that are allocated when it is announced, at most.
-const PUSHED_AT_ONCE: usize = 1 << 20;
-
 /// The limit for unexpected messages is not lowered below this, bytes: something else may have taken the memory, and
 /// below it nearly each message would change the pressure.
 const KEPT_LEAST: usize = 64 << 10;
@@ -36,9 +33,9 @@ pub(crate) enum PeekAction {
 }
 
 /// A copy, in an allocation of at least `room` bytes. `None`: no memory, which must not end the application.
-fn copy_of(payload: &[u8], room: usize) -> Option<Vec<u8>> {
+fn copy_of(payload: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
-    bytes.try_reserve_exact(room.max(payload.len())).ok()?;
+    bytes.try_reserve_exact(payload.len()).ok()?;
     bytes.extend_from_slice(payload);
     Some(bytes)
 }
@@ -478,8 +475,7 @@ impl Core {
                 self.activate(peer, *envelope, rts, target, bytes, host);
             }
             None => {
-                let room = (rts.pushed as usize).min(PUSHED_AT_ONCE);
-                let Some(kept) = copy_of(bytes, room).or_else(|| copy_of(bytes, 0)) else {
+                let Some(kept) = copy_of(bytes) else {
                     if !rts.leaves {
                         self.outbox.finish(peer, rts.tx, libc::ENOMEM);
                     }

@@ -238,6 +238,35 @@ fn many_long_sends_to_a_full_peer_are_one_attempt() {
     world.assert_empty();
 }
 
+/// Announcements run ahead of the bytes: before those come, they take no memory, which nothing would bound.
+#[test]
+fn announced_messages_take_memory_for_what_has_come() {
+    const LEN: usize = 300_000;
+    let weather = Weather { push_max: LEN, ..Weather::fair() };
+    let limits = Limits { unexpected_max: 64 << 20, ..LIMITS };
+    let mut world = World::new(2, weather, limits);
+    let peer = world.peer(0, 1);
+    let mut from = Memory::pattern(1, LEN);
+    world.send(0, &send_op(peer, &mut from, 0)).unwrap();
+    let mut most = 0;
+    for _ in 0..40 {
+        world.progress(1);
+        world.progress(0);
+        let matching = &mut world.node(1).engine.core.matching;
+        let (reserved, here) = (matching.reserved(), matching.beside_eager());
+        assert!(reserved <= (2 * here).clamp(64 << 10, LEN), "{reserved} for {here}");
+        most = most.max(here);
+    }
+    assert_eq!(most, LEN);
+    let mut to = Memory::zeroed(LEN);
+    world.receive(1, &receive_op(&mut to, 2)).unwrap();
+    world.settle();
+    world.received(1);
+    assert!(to.0 == from.0);
+    assert_eq!(world.sends(0).len(), 1);
+    world.assert_empty();
+}
+
 #[test]
 fn pressure_switches_to_descriptions_and_back() {
     let limits = Limits { unexpected_max: 250 + 2 * EACH, ..LIMITS };
