@@ -31,7 +31,7 @@ struct worker {
 	bool dead, stopped, closing;
 	double killed_at;
 	/* For each other worker. */
-	bool settled[MOST_WORKERS], heard[MOST_WORKERS];
+	bool settled[MOST_WORKERS], heard[MOST_WORKERS], refused[MOST_WORKERS];
 	uint64_t failures;
 };
 
@@ -145,6 +145,9 @@ static void on_note(int from, const struct note *note)
 		break;
 	case HEARD:
 		worker->heard[note->peer] = true;
+		break;
+	case AGAIN:
+		worker->refused[note->peer] = true;
 		break;
 	case STOPPED:
 		worker->stopped = true;
@@ -333,6 +336,19 @@ static void start_again(void)
 	hear_until(all_heard, "talking to the new one");
 }
 
+static bool all_refused(void)
+{
+	ALL_LIVING(workers[i].refused[0]);
+}
+
+/* A dead worker whose child holds its sockets is sent to once more. */
+static void send_to_heirs(void)
+{
+	for (int i = scene->victims; i < plan.workers; i++)
+		say_to(i, &(struct note){ .kind = AGAIN });
+	hear_until(all_refused, "sending to the dead");
+}
+
 static void end(void)
 {
 	for (int i = 0; i < plan.workers; i++)
@@ -431,6 +447,8 @@ static void play(struct scene *which)
 		hear_until(all_heard, "talking to the living");
 	for (int i = 0; i < plan.workers; i++)
 		failures += workers[i].failures;
+	if (!trouble[0] && scene->heir)
+		send_to_heirs();
 	if (!trouble[0] && scene->restart)
 		start_again();
 	if (!trouble[0])

@@ -34,6 +34,8 @@ enum kind {
 	PEER,
 	/* Worker: nothing of mine pends on `peer` any more, since `time`; `count` operations failed, first as `name`. */
 	SETTLED,
+	/* Parent: send to the dead worker `peer` once more. Worker: that fails. */
+	AGAIN,
 	/* Parent: leave a child behind that holds your descriptors. Worker: it is `pid`. */
 	HEIR,
 	/* Parent: start no sends. Worker: all of mine have ended. */

@@ -342,6 +342,23 @@ static void leave_heir(void)
 		pause();
 }
 
+/* A child of the dead one still takes connections. Nothing that is sent there may seem to arrive. */
+static void send_again(const struct note *note)
+{
+	const struct peer *peer = &peers[note->peer];
+	double end = now() + patience_s(3);
+	ssize_t rc;
+
+	while ((rc = fi_inject(self.ep, &(char){ 0 }, 1, peer->address)) == 0 || rc == -FI_EAGAIN) {
+		if (now() > end)
+			FAIL("messages to a dead process are taken");
+		drain(self.tx);
+	}
+	/* Not because a link has just ended. */
+	SAME(fi_inject(self.ep, &(char){ 0 }, 1, peer->address), rc);
+	report(&(struct note){ .kind = AGAIN, .peer = note->peer });
+}
+
 static void listen_to_parent(void)
 {
 	struct note note;
@@ -353,6 +370,8 @@ static void listen_to_parent(void)
 		return;
 	if (note.kind == PEER)
 		meet_peer(&note);
+	else if (note.kind == AGAIN)
+		send_again(&note);
 	else if (note.kind == HEIR)
 		leave_heir();
 	else if (note.kind == STOP)

@@ -198,6 +198,7 @@ impl Shm {
     ) {
         if let Some(ended) = self.take_down(peer, error, handler) {
             ended.tell();
+            self.watches.dead.extend(ended.dead());
             handler.on_departure(peer, ended.departure());
         }
     }
@@ -335,7 +336,7 @@ impl Shm {
     }
 
     /// Process `pid` has ended, or the endpoint there, which is asked second.
-    fn has_gone(&self, pid: i32, endpoint: impl Fn() -> bool) -> bool {
+    pub(super) fn has_gone(&self, pid: i32, endpoint: impl Fn() -> bool) -> bool {
         self.watches.has_ended(pid) || endpoint()
     }
 
@@ -366,6 +367,9 @@ impl Shm {
     }
 }
 
+/// The process has ended without closing its endpoint.
+const DIED: Departure = Departure::Failed(Errno(libc::EHOSTDOWN));
+
 /// What the ends of its links tell of a peer.
 #[derive(Default)]
 pub(super) struct Ended {
@@ -386,19 +390,24 @@ impl Ended {
             Self { error: Some(errno), .. } => Departure::Failed(*errno),
             Self { broken: true, .. } => Departure::Failed(Errno(libc::ECONNRESET)),
             Self { closed: true, .. } => Departure::Closed,
-            Self { .. } => Departure::Failed(Errno(libc::EHOSTDOWN)),
+            Self { .. } => DIED,
         }
     }
 
     /// A process that has ended without closing is told of: receives from any source go on, and nothing else may fail.
     fn tell(&self) {
-        let died = Departure::Failed(Errno(libc::EHOSTDOWN));
-        if let (Some(pid), true) = (self.pids.first(), self.met && self.departure() == died) {
+        if let (Some(pid), true) = (self.pids.first(), self.met && self.departure() == DIED) {
             log::limited!(
                 node: *pid,
                 "process {pid} of this node is gone: it was killed, or ended without closing its endpoint"
             );
         }
+    }
+
+    /// The processes that have ended without closing.
+    fn dead(&self) -> impl Iterator<Item = i32> {
+        let died = self.departure() == DIED;
+        self.pids.iter().copied().filter(move |pid| died && *pid > 0)
     }
 
     /// What the sender's end of a link tells.
@@ -448,8 +457,6 @@ mod tests {
     use crate::transport::shm::config::CmaPolicy;
     use crate::transport::shm::layout::LAVISH;
     use crate::transport::{Contact, Messages, Mode, Transport};
-
-    const DIED: Departure = Departure::Failed(Errno(libc::EHOSTDOWN));
 
     fn send(from: &mut End, to: &End, len: usize) {
         let peer = from.peers.intern(&to.me).unwrap();

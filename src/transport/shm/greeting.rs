@@ -621,6 +621,20 @@ mod tests {
     }
 
     #[test]
+    fn a_request_of_an_earlier_life_leaves_the_link_of_the_next_alone() {
+        let [mut a, mut b] = ends();
+        send(&mut a, &b, 1000);
+        accept_early(&mut b);
+        let mut a = a.next_life();
+        send(&mut a, &b, 7);
+        let mut ears = super::super::fixture::Ears::default();
+        b.shm.accept(1, &mut b.peers, &mut ears);
+        assert_eq!(hears(&mut b), [Message(7)], "what the earlier life sent came too late");
+        send(&mut b, &a, 8);
+        assert_eq!(hears(&mut a), [Message(8)]);
+    }
+
+    #[test]
     fn a_request_that_comes_too_late_is_taken_back_by_its_sender() {
         let [mut a, mut b] = ends();
         let socket = unix::connect(&format!("udrv/{}", b.me.port())).unwrap();

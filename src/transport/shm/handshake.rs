@@ -78,13 +78,10 @@ impl Shm {
         address: &Address,
         bell: Arc<Bell>,
     ) -> Result<Contact, Errno> {
-        let mut found = names::find(address.port());
-        let took_last = |e: &Errno| matches!(e.0, libc::EMFILE | libc::ENFILE);
-        if found.as_ref().is_err_and(took_last) && self.door.requests.segment.take().is_some() {
-            // The segment had the last descriptor. A peer that has ended is found to have ended with one.
-            found = names::find(address.port());
-        }
-        let (socket, credentials) = match found? {
+        let (socket, credentials) = match self.find(address.port())? {
+            Found::Open(_, credentials) if self.watches.is_dead(credentials.pid) => {
+                return Ok(Contact::Refused(Errno(libc::EHOSTUNREACH)));
+            }
             Found::Open(socket, credentials) => (socket, credentials),
             Found::Aloof(_) => return Ok(Contact::Elsewhere),
             Found::Stranger(uid) => return Ok(state::stranger(address, uid)),
@@ -130,6 +127,17 @@ impl Shm {
             self.open_watches();
         }
         Ok(Contact::Linked)
+    }
+
+    /// Which endpoint has the port. Errors: those of [`names::find`].
+    fn find(&mut self, port: u16) -> Result<Found, Errno> {
+        let found = names::find(port);
+        let took_last = |e: &Errno| matches!(e.0, libc::EMFILE | libc::ENFILE);
+        if found.as_ref().is_err_and(took_last) && self.door.requests.segment.take().is_some() {
+            // The segment had the last descriptor. A peer that has ended is found to have ended with one.
+            return names::find(port);
+        }
+        found
     }
 
     /// Whether `peer` can be looked for, to make a link to it now. Errors: NOT_YET.
@@ -219,7 +227,11 @@ impl Shm {
     ) -> bool {
         // An endpoint has one link to us, and our link to it is to the same incarnation. Links of an earlier
         // incarnation have ended.
-        match self.compare(peer, pid, hello, consumer, peers, handler) {
+        let ours = match self.is_outlived(peer, pid, hello, consumer) {
+            true => Ours::Later,
+            false => self.compare(peer, pid, hello, consumer, peers, handler),
+        };
+        match ours {
             Ours::Later => {
                 log::limited!(
                     "what process {pid} sent before {} was restarted came too late, and is lost",
@@ -238,6 +250,15 @@ impl Shm {
             set_receivers_bell(consumer.memory(), bell.address());
         }
         true
+    }
+
+    /// The sender of a request has ended, and there is a link from another incarnation of `peer`, which has not: a later one.
+    fn is_outlived(&self, peer: PeerId, pid: i32, hello: &Hello, consumer: &Consumer) -> bool {
+        let Some(link) = self.inbound_of(peer).filter(|link| link.nonce != hello.nonce) else {
+            return false;
+        };
+        let ended = consumer.producer_closed() || !process::is_running(pid);
+        ended && !self.has_gone(link.pid, || link.has_ended())
     }
 
     /// Makes the link whose sender has its answer, or has ended.

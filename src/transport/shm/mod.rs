@@ -221,6 +221,9 @@ impl Shm {
         }
         let now = clock::now_ns();
         self.inbound.check(now);
+        if self.watches.want_descriptors(now) {
+            self.open_watches();
+        }
         if now.saturating_sub(self.watches.checked_at) > self.watches.every_ns() {
             self.watches.checked_at = now;
             n += self.check_liveness(peers, handler);

@@ -134,19 +134,30 @@ impl Shm {
         moved
     }
 
-    /// A copy from or to memory of `peer` ended like this. If the process is gone, the next turn takes its links down: no
-    /// message may follow into them, as it may be for the peer's next incarnation.
-    pub(super) fn note_end(&mut self, peer: PeerId, error: Option<SendError>) {
-        let pid = self.inbound_of(peer).map(|link| link.pid);
-        if let (Some(pid), Some(ENDED)) = (pid, error) {
-            self.due.ended.push(pid);
-            self.due.urgent = true;
+    /// The result of a copy from or to memory of `peer`. If no process was found and it has ended, the next turn takes its
+    /// links down: no message may follow into them, as it may be for the peer's next incarnation. A process whose first
+    /// thread has ended is not found either, nor is one that is about to end: these refuse copies from now on.
+    pub(super) fn or_refused<T>(
+        &mut self,
+        peer: PeerId,
+        done: Result<T, SendError>,
+    ) -> Result<T, SendError> {
+        if !matches!(done, Err(ENDED)) {
+            return done;
         }
+        let Some(link) = self.inbound_of(peer) else { return done };
+        if self.has_gone(link.pid, || link.has_ended()) {
+            self.due.ended.push(link.pid);
+            self.due.urgent = true;
+            return done;
+        }
+        link.shut.store(true, Ordering::Relaxed);
+        Err(SendError::Unreachable(Errno(libc::EPERM)))
     }
 }
 
-/// The process of the peer has ended: its memory is not there any more.
-pub(super) const ENDED: SendError = SendError::Unreachable(Errno(libc::ESRCH));
+/// There is no memory of such a process.
+const ENDED: SendError = SendError::Unreachable(Errno(libc::ESRCH));
 
 /// The kind of the remote keys of this transport: the epoch, and the address of the memory.
 const KEY: u8 = 1;
@@ -233,8 +244,7 @@ impl OneSided for Shm {
         _: Put,
     ) -> Result<Access, SendError> {
         let done = self.copy_under(peer, local, to, false);
-        self.note_end(peer, done.err());
-        done
+        self.or_refused(peer, done)
     }
 
     fn get(
@@ -245,8 +255,7 @@ impl OneSided for Shm {
         _: u64,
     ) -> Result<Access, SendError> {
         let done = self.copy_under(peer, local, from, true);
-        self.note_end(peer, done.err());
-        done
+        self.or_refused(peer, done)
     }
 
     fn is_settled(&mut self, insists: bool) -> bool {
@@ -428,30 +437,53 @@ mod tests {
         let link = a.shm.inbound.of_mut(peer).unwrap();
         link.nonce ^= 1;
         link.proven_until.store(0, Ordering::Relaxed);
-        assert_eq!(a.shm.put(peer, &local, &remote, WRITE), Err(ENDED));
+        let refused = SendError::Unreachable(Errno(libc::EPERM));
+        assert_eq!(a.shm.put(peer, &local, &remote, WRITE), Err(refused));
         assert_eq!(theirs, [3; 100]);
         b.shm.reaching.gate.close();
-        let refused = SendError::Unreachable(Errno(libc::EPERM));
         assert_eq!(a.shm.put(peer, &local, &remote, WRITE), Err(refused));
     }
 
-    #[test]
-    fn a_copy_that_finds_no_process_ends_the_links_with_it() {
+    /// What becomes of a copy that finds no process with the peer's id, and what `a` hears of it next.
+    fn after_no_process(
+        ended: bool,
+        reads: bool,
+    ) -> Option<(Result<Access, SendError>, Vec<Heard>)> {
         let (mut mine, mut theirs) = ([1u8; 100], [2u8; 100]);
+        let ([(mut a, peer), (_b, _)], local, remote) = with_region(&mut mine, &mut theirs)?;
+        let link = a.shm.inbound.of_mut(peer).unwrap();
+        link.nonce ^= 1; // the word at the gate is another one
+        link.proven_until.store(0, Ordering::Relaxed);
+        if ended {
+            let epoll = a.shm.epoll.clone();
+            a.shm.watches.replace_all(&epoll);
+        }
+        let done = match reads {
+            true => a.shm.get(peer, &local, &remote, 0),
+            false => a.shm.put(peer, &local, &remote, WRITE),
+        };
+        assert_eq!(a.shm.is_urgent(), ended, "a thread that is about to sleep takes a turn first");
+        assert!(
+            ended || a.shm.direct_min(peer, &remote.key, reads).is_none(),
+            "refused from now on"
+        );
+        Some((done, hears(&mut a)))
+    }
+
+    #[test]
+    fn a_copy_that_finds_a_process_ended_takes_its_links_down() {
         for reads in [false, true] {
-            let Some(linked) = with_region(&mut mine, &mut theirs) else { return };
-            let ([(mut a, peer), (_b, _)], local, remote) = linked;
-            assert!(!a.shm.is_urgent());
-            let link = a.shm.inbound.of_mut(peer).unwrap();
-            link.nonce ^= 1;
-            link.proven_until.store(0, Ordering::Relaxed);
-            let done = match reads {
-                true => a.shm.get(peer, &local, &remote, 0),
-                false => a.shm.put(peer, &local, &remote, WRITE),
-            };
-            assert_eq!(done, Err(ENDED));
-            assert!(a.shm.is_urgent(), "a thread that is about to sleep takes a turn first");
-            assert_eq!(hears(&mut a), [Heard::Left(Departure::Failed(Errno(libc::EHOSTDOWN)))]);
+            let Some(after) = after_no_process(true, reads) else { return };
+            let died = Departure::Failed(Errno(libc::EHOSTDOWN));
+            assert_eq!(after, (Err(ENDED), vec![Heard::Left(died)]));
+        }
+    }
+
+    #[test]
+    fn a_process_that_lives_but_is_not_found_refuses_copies() {
+        for reads in [false, true] {
+            let Some(after) = after_no_process(false, reads) else { return };
+            assert_eq!(after, (Err(SendError::Unreachable(Errno(libc::EPERM))), vec![]));
         }
     }
 

@@ -158,15 +158,14 @@ impl Sharing for Shm {
         let Some(cell) = memory.and_then(|memory| cell(memory, share.cell as usize)) else {
             return Assisted::Over;
         };
-        let mut error = None;
+        let mut done = Ok(0);
         let assisted = cell.assist(share, |offset, len| {
             let (local, remote, count) = part(offset, len);
             let remote = remote.get(..count).unwrap_or(&[]);
-            let done = self.copy(peer, &local, remote, false, None);
-            error = done.err();
+            done = self.copy(peer, &local, remote, false, None);
             done.ok()
         });
-        self.note_end(peer, error);
+        let _ = self.or_refused(peer, done);
         assisted
     }
 }

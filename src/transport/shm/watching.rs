@@ -2,8 +2,9 @@
 //! few, otherwise by checks: often of those peers for which an operation waits, of the others in turn. A process in
 //! another pid namespace is not visible here: its connection stays open, and hangs up.
 //!
-//! Descriptors are opened by the next check, or when a thread is about to sleep, and not with the link. To open one and
-//! to watch it costs a twentieth of a link, which both ends would pay while a job makes its first ones.
+//! Descriptors are opened when no link was made for a moment, by the next check, or when a thread is about to sleep, and
+//! not with the link. To open one and to watch it costs a twentieth of a link, which both ends would pay while a job makes
+//! its first ones.
 //!
 //! The checks also ask whether the peer's doorbell exists. That finds an endpoint whose process lives on without it,
 //! after exec(2), or whose last ring was lost. It proves no life: a forked child may hold the doorbell of a process that
@@ -13,6 +14,7 @@ use crate::sys::event::wait_readable;
 use crate::sys::late_set::{LateSet, LateTimer};
 use crate::sys::watched::{self, Identity};
 use crate::sys::{clock, process};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -20,6 +22,9 @@ use std::sync::Arc;
 /// Time between two checks that endpoints and processes of links exist, and between two trials of slow rings,
 /// nanoseconds.
 pub(super) const LIVENESS_NS: u64 = 500_000_000;
+/// Descriptors are opened when no link was made for so long, nanoseconds: a job's first links come one after the other, and a
+/// process that is started in place of one that was killed is not ready sooner.
+const QUIET_NS: u64 = 5_000_000;
 /// Checks take at most one in so many nanoseconds of the processors: where there are many processes for each, each of them
 /// checks all others.
 const SHARE: u64 = 32;
@@ -46,8 +51,11 @@ struct Watch {
 pub(super) struct Watches {
     /// By process id.
     list: Vec<Watch>,
-    /// Some of them are new.
-    any_new: bool,
+    /// When the latest of those came for which no descriptor has been asked, nanoseconds; 0: there are none.
+    new_since: u64,
+    /// Processes that were found to have ended without closing. A forked child may hold the listener of one, and would take
+    /// links that nobody reads.
+    pub(super) dead: BTreeSet<i32>,
     /// The next peer to be checked although no operation waits for it.
     next: usize,
     /// Wakes a sleeping thread for checks; `None`: the endpoint takes no links.
@@ -130,14 +138,19 @@ impl Watches {
         let Err(at) = self.place(pid) else { return };
         if pid > 0 {
             self.list.insert(at, Watch { process: Identity::unknown(pid), fd: None, new: true });
-            self.any_new = true;
+            self.new_since = clock::now_ns();
         }
+    }
+
+    /// No process was added for a while, and descriptors are to be opened.
+    pub(super) fn want_descriptors(&self, now: u64) -> bool {
+        self.new_since != 0 && now.saturating_sub(self.new_since) > QUIET_NS
     }
 
     /// Opens descriptors of the processes that were added since the last call, while all of them are few. From then on the
     /// end of one makes `token` of its id ready in `epoll`.
     pub(super) fn open(&mut self, token: impl Fn(i32) -> u64, epoll: &LateSet) {
-        if !std::mem::take(&mut self.any_new) {
+        if std::mem::take(&mut self.new_since) == 0 {
             return;
         }
         let few = self.list.len() <= watched::watches_max();
@@ -150,6 +163,14 @@ impl Watches {
                 watch.fd = fd.filter(|fd| epoll.add(fd.as_fd(), token(pid)).is_ok());
             }
         }
+    }
+
+    /// Whether process `pid` was found to have ended, and no other one has the id now.
+    pub(super) fn is_dead(&mut self, pid: i32) -> bool {
+        if self.dead.contains(&pid) && process::is_running(pid) {
+            self.dead.remove(&pid);
+        }
+        self.dead.contains(&pid)
     }
 
     /// Stops watching process `pid`.
@@ -258,6 +279,20 @@ mod tests {
         assert_eq!(watches.every_ns(), LIVENESS_MAX_NS);
         watches.has_checked(0, 512);
         assert_eq!(watches.every_ns(), LIVENESS_NS);
+    }
+
+    #[test]
+    fn descriptors_are_opened_a_moment_after_the_last_link() {
+        let (mut a, b) = (end(CmaPolicy::Off), end(CmaPolicy::Off));
+        a.connect(&b);
+        let now = a.shm.watches.new_since;
+        assert!(!a.shm.watches.want_descriptors(now + QUIET_NS));
+        assert!(a.shm.watches.want_descriptors(now + QUIET_NS + 1));
+        a.shm.watches.checked_at = now;
+        a.shm.watches.new_since = now - 2 * QUIET_NS;
+        a.turn(&mut Deaf);
+        assert!(a.shm.watches.list.iter().all(|watch| watch.fd.is_some()));
+        assert!(!a.shm.watches.want_descriptors(u64::MAX));
     }
 
     #[test]
