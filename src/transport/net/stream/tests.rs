@@ -514,7 +514,10 @@ fn strangers_forgers_and_repeaters_are_refused() {
 
 #[test]
 fn a_stream_that_is_over_before_it_is_accepted_is_refused() {
-    let (mut a, mut b, _) = pair();
+    let (mut a, mut b, to_b) = pair();
+    // The first one is accepted.
+    assert!(a.frame(to_b, 1, &pattern(99)));
+    assert_eq!(b.hears(1), [Message(1, pattern(99))]);
     let at = b.net.me.0;
     let greet = |end: &mut End, number: u32| {
         end.inner(|machine, _| {
