@@ -20,6 +20,7 @@ use crate::sys::cma::Range;
 use crate::sys::cuda::Failure;
 use crate::sys::{Errno, presence, simd, tcp};
 use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Most segments in one operation: `iov_limit` of the endpoint attributes.
@@ -599,50 +600,67 @@ impl SegmentList {
     }
 }
 
-/// A copy of an application's bytes that an operation owns, because the application may reuse its own buffer at once
-/// (FI_INJECT).
+/// Bytes that an operation owns: a copy of an application's, because it may reuse its own buffer at once (FI_INJECT), or
+/// what comes from a peer. They are read and written through lists that refer to them.
 #[derive(Debug)]
-pub(crate) struct OwnedBuffer(Box<[u8]>);
+pub(crate) struct OwnedBuffer(NonNull<[u8]>);
+
+// SAFETY: it owns the bytes; who has a list of them vouches for the access.
+unsafe impl Send for OwnedBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for OwnedBuffer {}
 
 impl OwnedBuffer {
+    fn of(bytes: Box<[u8]>) -> Self {
+        Self(NonNull::from(Box::leak(bytes)))
+    }
+
     /// Copies all of `from`. `None`: there is no memory, or the device failed.
     pub(crate) fn try_copy_of(from: &SegmentList) -> Option<Self> {
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(from.len()).ok()?;
         bytes.resize(from.len(), 0);
         let copied = from.copy_out(0, &mut bytes);
-        (copied == bytes.len()).then(|| Self(bytes.into_boxed_slice()))
+        (copied == bytes.len()).then(|| Self::of(bytes.into_boxed_slice()))
     }
 
     /// Whether `other` has the same bytes; false also where they cannot be read.
     pub(crate) fn is_same_as(&self, other: &SegmentList) -> bool {
-        Self::try_copy_of(other).is_some_and(|other| other.0 == self.0)
+        // SAFETY: both boxes live, and no operation writes to them now.
+        Self::try_copy_of(other).is_some_and(|other| unsafe { other.0.as_ref() == self.0.as_ref() })
     }
 
     /// Copies all of `from`.
     pub(crate) fn copy_of(from: &SegmentList) -> Self {
         let mut bytes = vec![0; from.len()].into_boxed_slice();
         from.copy_out(0, &mut bytes);
-        Self(bytes)
+        Self::of(bytes)
     }
 
     /// `len` bytes of zeros.
     pub(crate) fn zeroed(len: usize) -> Self {
-        Self(vec![0; len].into())
+        Self::of(vec![0; len].into())
     }
 
     /// The buffer as a list, which is valid as long as `self` lives, until its operation has completed.
     pub(crate) fn segments(&self) -> SegmentList {
-        // SAFETY: the box neither moves nor changes while `self` lives, and an operation drops it only when nothing
-        // refers to it any more.
-        unsafe { SegmentList::contiguous(self.0.as_ptr(), self.0.len()) }
+        // SAFETY: the box does not move while `self` lives, and an operation drops it only when nothing refers to it any
+        // more.
+        unsafe { SegmentList::contiguous(self.0.cast().as_ptr(), self.0.len()) }
+    }
+}
+
+impl Drop for OwnedBuffer {
+    fn drop(&mut self) {
+        // SAFETY: from [`Self::of`], and nothing refers to it any more.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 
 #[cfg(test)]
 impl From<Vec<u8>> for OwnedBuffer {
     fn from(bytes: Vec<u8>) -> Self {
-        Self(bytes.into())
+        Self::of(bytes.into())
     }
 }
 

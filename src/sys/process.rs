@@ -196,8 +196,11 @@ impl ForkMark {
             _ => return Err(Errno::last()),
         };
         let mark = Self(word);
-        // SAFETY: the page that was just mapped; a child will find it zeroed.
-        super::errno::check(unsafe { libc::madvise(page, len, libc::MADV_WIPEONFORK) })?;
+        // Miri has no such advice, and no children.
+        if !cfg!(miri) {
+            // SAFETY: the page that was just mapped; a child will find it zeroed.
+            super::errno::check(unsafe { libc::madvise(page, len, libc::MADV_WIPEONFORK) })?;
+        }
         // SAFETY: the page is mapped as long as `mark` lives.
         unsafe { word.as_ref() }.store(1, Ordering::Relaxed);
         Ok(mark)
