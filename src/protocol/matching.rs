@@ -116,7 +116,8 @@ pub(super) struct Unexpected {
     pub(super) since_ns: u64,
 }
 
-/// Memory for an announced message once its second packet is here, at most, bytes.
+/// Memory for an announced message once its second packet is here, bytes, unless it is shorter; later it has up to twice what
+/// is here.
 const FIRST_ROOM: usize = 64 << 10;
 
 /// The payload of an unexpected message, or its announcement.

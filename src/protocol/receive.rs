@@ -32,7 +32,7 @@ pub(crate) enum PeekAction {
     Discard,
 }
 
-/// A copy, in an allocation of at least `room` bytes. `None`: no memory, which must not end the application.
+/// A copy. `None`: no memory, which must not end the application.
 fn copy_of(payload: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(payload.len()).ok()?;

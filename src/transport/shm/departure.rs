@@ -145,7 +145,7 @@ impl Shm {
     }
 
     /// Process `pid` has ended: takes all links with it down.
-    pub(super) fn see_process_off(
+    fn see_process_off(
         &mut self,
         pid: i32,
         peers: &mut PeerTable,

@@ -80,6 +80,8 @@ impl Shm {
     ) -> Result<Contact, Errno> {
         let (socket, credentials) = match self.find(address.port())? {
             Found::Open(_, credentials) if self.watches.is_dead(credentials.pid) => {
+                // Left alone for a while: each look leaves a connection in the queue of the listener.
+                self.refusals.add(peer, Errno(libc::EHOSTUNREACH));
                 return Ok(Contact::Refused(Errno(libc::EHOSTUNREACH)));
             }
             Found::Open(socket, credentials) => (socket, credentials),

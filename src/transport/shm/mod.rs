@@ -204,7 +204,7 @@ impl Shm {
             n += 1;
         }
         for pid in std::mem::take(&mut self.due.ended) {
-            n += self.see_process_off(pid, peers, handler);
+            n += self.on_process_ready(pid, peers, handler);
         }
         self.bell.iter().for_each(|bell| bell.ring_missed());
         let begun = clock::now_ns();
