@@ -296,15 +296,13 @@ impl Opened {
 impl Users {
     /// Keeps an event for `user`, or for all of them if it is of none (0).
     fn hand_on(&mut self, event: DeviceEvent, user: usize) {
-        if event.about == About::Nothing {
-            return; // each connection has some, and nobody needs to wake for them
-        }
         let of = |(number, _): &(&usize, &mut User)| user == 0 || **number == user;
         for (_, user) in self.0.iter_mut().filter(of) {
             if !user.events.contains(&event) {
                 user.events.push_back(event);
             }
-            user.ring_if(true);
+            // Of each connection there are some for which nobody needs to wake.
+            user.ring_if(event.about != About::Nothing);
         }
     }
 
@@ -371,8 +369,10 @@ mod tests {
         let ringing = || bells.each_ref().map(|bell| wait_readable(bell.fd(), 0).unwrap());
         users.hand_on(broken(7), 2);
         assert_eq!(ringing(), [false, true]);
-        users.hand_on(DeviceEvent { name: "COMM_EST", about: About::Nothing }, 1);
-        assert_eq!((users.next(1), ringing()), (None, [false, true]), "it is of no use");
+        let useless = DeviceEvent { name: "COMM_EST", about: About::Nothing };
+        users.hand_on(useless, 1);
+        assert_eq!(ringing(), [false, true], "nobody needs to wake for it");
+        assert_eq!(users.next(1), Some(useless));
         users.hand_on(PORT, 0);
         assert_eq!((users.next(1), ringing()), (Some(PORT), [true, true]));
         assert_eq!((all(&mut users, 1).len(), ringing()), (0, [false, true]));

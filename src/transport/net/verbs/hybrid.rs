@@ -121,14 +121,14 @@ pub(super) struct Upkeep {
     pub(super) why: String,
     /// Threads of earlier queue pairs.
     pub(super) leaving: Leaving,
-    /// There is no bell for events of the device that other endpoints have taken.
-    pub(super) deaf: bool,
+    /// There is no bell for events of the device that other endpoints have taken: when one is tried again, nanoseconds.
+    pub(super) deaf: Option<u64>,
 }
 
 impl Upkeep {
     fn new(recovery: Recovery) -> Self {
         let (why, leaving) = (String::new(), Leaving::default());
-        Self { recovery, tend_at: 0, judge: false, untold: None, why, leaving, deaf: false }
+        Self { recovery, tend_at: 0, judge: false, untold: None, why, leaving, deaf: None }
     }
 }
 

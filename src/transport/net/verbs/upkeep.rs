@@ -7,8 +7,8 @@ use super::introduction::{Call, CallKind};
 use super::link::UdLink;
 use super::silence::Step;
 use super::{At, Made, reopen};
-use crate::sys::process;
 use crate::sys::verbs::{About, DeviceEvent, OpenDevice};
+use crate::sys::{clock, process};
 use crate::telemetry::log;
 use crate::transport::Address;
 use crate::transport::net::link::Link;
@@ -28,7 +28,7 @@ impl Rdma {
     /// Does the maintenance that is due. `udp` carries address updates.
     #[cold]
     pub(super) fn tend(&mut self, now: u64, udp: &mut UdpLink) {
-        if self.upkeep.deaf {
+        if self.upkeep.deaf.is_some_and(|at| at <= now) {
             self.watch_bell();
         }
         self.hear(now);
@@ -56,9 +56,8 @@ impl Rdma {
             return Some(now);
         }
         let next = self.next.as_ref().and_then(|next| next.wake_at(now));
-        let listens = self.upkeep.deaf.then_some(now + LOOK_NS);
         let (recovers, judges) = (self.upkeep.recovery.due_at(), self.silence.due_at());
-        let own = [recovers, judges, self.opening.due_at(), listens, next];
+        let own = [recovers, judges, self.opening.due_at(), self.upkeep.deaf, next];
         own.into_iter().flatten().min()
     }
 
@@ -236,7 +235,7 @@ impl Rdma {
     fn watch_bell(&mut self) {
         let add = |bell| self.port.watch.add(bell, 0);
         let rings = self.port.device.as_ref().map_or(Ok(()), |it| it.bell().and_then(add));
-        self.upkeep.deaf = rings.is_err();
+        self.upkeep.deaf = rings.is_err().then(|| clock::now_ns() + LOOK_NS);
         if let Err(errno) = rings {
             log::limited!(
                 cause: errno.0,

@@ -387,7 +387,9 @@ impl<D: Device> Side for Rc<D> {
 
     fn is_idle(&self, peer: PeerId, now: u64) -> bool {
         let unused = |link: &Self::Link| now.saturating_sub(link.used) >= IDLE_NS;
-        let idle = |link: &Self::Link| link.lent == 0 && link.posted.is_empty() && unused(link);
+        // What the peer does with keys is not seen here: it may have begun since it asked.
+        let unseen = |link: &Self::Link| link.lent > 0 || link.keys > 0;
+        let idle = |link: &Self::Link| !unseen(link) && link.posted.is_empty() && unused(link);
         !self.connections.is_doomed(peer)
             && self.connections.get(peer).is_some_and(|c| idle(&c.link))
     }

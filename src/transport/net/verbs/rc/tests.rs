@@ -1178,10 +1178,16 @@ fn expose(world: &mut World, at: usize, peer: usize, memory: &SegmentList) -> Re
             bulk.register(PeerId(peer as u32), memory, purpose, false, now)
         })
     };
-    assert_eq!(ask(world), Registered::Later);
-    world.poll(at);
-    world.settle();
+    // There may be a connection, by which the other side has exposed memory.
+    let first = ask(world);
+    if first == Registered::Later {
+        world.poll(at);
+        world.settle();
+    }
     let Registered::Yes(registered) = ask(world) else { panic!("it is ready") };
+    if let Registered::Yes(again) = first {
+        world.nodes[at].bulk.invalidate(PeerId(peer as u32), &again.key);
+    }
     assert_eq!(ask(world), Registered::Yes(registered), "one registration for all");
     // One of the two keys.
     world.nodes[at].bulk.invalidate(PeerId(peer as u32), &registered.key);
@@ -1516,6 +1522,25 @@ fn memory_that_cannot_be_watched_for_now_is_tried_again_later() {
 }
 
 /// An operation that waits for a flush read, or a target that believes its key is still known, would wait forever.
+/// It may have begun to use them since it asked.
+#[test]
+fn a_peer_that_asks_and_has_keys_keeps_its_connection() {
+    let mut world = World::new(3, 1);
+    let (region, source) = (OwnedBuffer::zeroed(100), OwnedBuffer::from(vec![5; 100]));
+    let _ = expose(&mut world, 0, 1, &region.segments());
+    let at = expose(&mut world, 1, 0, &region.segments());
+    world.now += KEYS_IDLE_NS;
+    assert_eq!(world.prepare(0, 2), Prepared::No);
+    let done = world.with(0, |bulk, now, _| {
+        bulk.access(PeerId(1), &source.segments(), &at, What::Put(PUT), now)
+    });
+    assert_eq!(done, Ok(Access::Begun));
+    world.settle();
+    assert_eq!((world.nodes[0].lost, world.nodes[1].lost), (0, 0));
+    assert_eq!(world.nodes[0].reached, [1]);
+    assert_eq!(world.nodes[1].bulk.counts().evicted, 0);
+}
+
 #[test]
 fn both_ends_hear_of_a_connection_that_gives_way() {
     for (target, evicts) in [(0, 1), (1, 1)] {
