@@ -18,6 +18,7 @@ use libfabric_sys::{
 };
 use std::ffi::c_void;
 use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
 
 pub(super) static OPS: Table<fi_ops_rma> = Table::new(fi_ops_rma {
     read: Some(read),
@@ -80,9 +81,21 @@ fn start(handle: &EndpointFid, access: Access) -> isize {
     result(try_start(handle, access))
 }
 
+/// The flags of an operation, and whether the call is fi_inject_write or a similar one. Of the default flags these take
+/// FI_DELIVERY_COMPLETE: MPICH and SHMEM make short puts by them, and take the counter for the end of a put in memory.
+pub(super) fn flags_of(flags: Flags, handle: &EndpointFid) -> (u64, bool) {
+    match flags.of_transmit(handle) {
+        (own, true) => {
+            let default = handle.tx_flags.load(Ordering::Relaxed);
+            (own | default & FI_DELIVERY_COMPLETE, true)
+        }
+        others => others,
+    }
+}
+
 fn try_start(handle: &EndpointFid, access: Access) -> Result<(), i32> {
     let ep = &*handle.shared;
-    let (op_flags, inject_call) = access.flags.of_transmit(handle);
+    let (op_flags, inject_call) = flags_of(access.flags, handle);
     let guard = ep.domain.lock.lock();
     let context = access.context;
     let accessing = Accessing::check(ep, access, op_flags, &guard)?;

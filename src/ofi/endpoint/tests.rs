@@ -1,6 +1,8 @@
 //! An endpoint, used as by an application: through the tables of its objects.
 
+use super::rma;
 use super::state::{Bindings, Endpoint, EndpointFid, endpoint};
+use super::transfer::Flags;
 use crate::ofi::cq;
 use crate::ofi::info::getinfo;
 use crate::ofi::lock::Guard;
@@ -11,6 +13,7 @@ use crate::protocol::{Host, Report};
 use libfabric_sys::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{null, null_mut};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// An enabled endpoint and the objects that it needs. They are closed in the order that C programs use.
@@ -300,4 +303,17 @@ fn an_endpoint_with_work_is_not_left_asleep() {
     let guard = ep.domain.lock.lock();
     assert!(!ep.hand_to_thread(&guard), "the message is not received yet");
     assert!(ep.state(&guard).asleep == 0 && !asleep(&guard));
+}
+
+#[test]
+fn the_default_of_delivery_holds_for_injected_writes() {
+    let world = World::new();
+    let handle = world.handle();
+    for default in [0, FI_DELIVERY_COMPLETE, FI_DELIVERY_COMPLETE | FI_COMPLETION] {
+        handle.tx_flags.store(default, Ordering::Relaxed);
+        let (flags, injects) = rma::flags_of(Flags::Inject, handle);
+        assert_eq!((flags, injects), (FI_INJECT | default & FI_DELIVERY_COMPLETE, true));
+        assert_eq!(rma::flags_of(Flags::Default, handle), (default, false));
+        assert_eq!(rma::flags_of(Flags::Call(FI_INJECT), handle), (FI_INJECT, false));
+    }
 }
