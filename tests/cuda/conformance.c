@@ -21,6 +21,7 @@
 typedef uint64_t ptr;
 typedef struct { unsigned char bytes[64]; } handle;
 extern int cuInit(unsigned), cuDeviceGetCount(int *), cuDeviceGet(int *, int), cuDeviceGetUuid_v2(unsigned char *, int);
+extern int cuDeviceGetPCIBusId(char *, int, int);
 extern int cuDevicePrimaryCtxReset_v2(int), cuCtxGetId(void *, uint64_t *), cuDevicePrimaryCtxRetain(void **, int), cuDevicePrimaryCtxGetState(int, unsigned *, int *);
 extern int cuCtxPushCurrent_v2(void *), cuCtxPopCurrent_v2(void **), cuCtxSetCurrent(void *), cuCtxGetCurrent(void **);
 extern int cuMemAlloc_v2(ptr *, size_t), cuMemFree_v2(ptr), cuMemAllocManaged(ptr *, size_t, unsigned);
@@ -461,6 +462,7 @@ int main(int argc, char **argv)
 	int device, n, active = 0;
 	unsigned flags;
 	unsigned char uuid[16] = {0}, none[16] = {0};
+	char place[16] = "";
 	void *context;
 	pthread_t thread;
 	self = "/proc/self/exe";
@@ -475,6 +477,9 @@ int main(int argc, char **argv)
 	if (failed)
 		return 1;
 	check(cuDeviceGet(&device, 0) == 0 && cuDeviceGetUuid_v2(uuid, device) == 0 && memcmp(uuid, none, 16), "it has a UUID");
+	check(cuDeviceGetPCIBusId(place, sizeof(place), device) == 0 && sscanf(place, "%*4x:%*2x:%*2x.%1x", &flags) == 1,
+	      "and a place on the bus, as sysfs writes it");
+	check(cuDeviceGetPCIBusId(place, 4, device) != 0, "but not in four bytes");
 	check(cuDevicePrimaryCtxGetState(device, &flags, &active) == 0 && !active, "its primary context is not active by itself");
 	check(cuDevicePrimaryCtxRetain(&context, device) == 0 && cuCtxSetCurrent(context) == 0, "it is retained and set");
 	check(cuDevicePrimaryCtxGetState(device, &flags, &active) == 0 && active, "and is active then");

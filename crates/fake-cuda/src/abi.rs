@@ -82,6 +82,19 @@ api! {
         }
         put(uuid, name)
     }
+    fn cuDeviceGetPCIBusId(text: *mut c_char, len: c_int, device: c_int) {
+        let device = with(|model| model.device(device))?;
+        // The double of libibverbs has the first one there.
+        let address = format!("0000:{:02x}:00.0\0", 0x40 + Settings::get().number_of(device));
+        if text.is_null() || usize::try_from(len).is_ok_and(|len| len < address.len()) || len < 0 {
+            return Err(INVALID_VALUE);
+        }
+        for (at, byte) in address.bytes().enumerate() {
+            // SAFETY: the caller vouches for `len` bytes, which are enough.
+            unsafe { text.add(at).write(byte as c_char) };
+        }
+        Ok(())
+    }
     fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) {
         with(|model| model.device(device).and_then(|_| model.device(peer)))?;
         put(can, c_int::from(device != peer && !Settings::get().apart))

@@ -22,6 +22,10 @@ pub const CLOSED: &str = "FAKE_VERBS_CLOSED";
 /// Set: nvidia-peermem is loaded, and memory of the double of CUDA is registered by its address.
 pub const PEERMEM: &str = "FAKE_VERBS_PEERMEM";
 
+/// Set: the devices are on a PCI bus, with the first GPU of the double of CUDA beside the last one. MPICH looks for them on the
+/// machine's own, and ends where they are missing.
+pub const BUS: &str = "FAKE_VERBS_BUS";
+
 /// The directory of the run, if there is one.
 pub fn directory() -> Option<PathBuf> {
     std::env::var_os(DIRECTORY).filter(|path| !path.is_empty()).map(PathBuf::from)

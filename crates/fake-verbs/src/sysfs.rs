@@ -27,6 +27,20 @@ pub fn make(directory: &Path, personality: &Personality) -> std::io::Result<()> 
     for (index, device) in personality.devices.iter().enumerate() {
         std::fs::create_dir_all(node(directory, index))?;
         describe(&class(directory, device.name), device)?;
+        if settings::number(settings::BUS) == 0 {
+            std::fs::create_dir_all(class(directory, device.name).join("device"))?;
+        } else {
+            let address = format!("0000:{:02x}:00.0", index + 1);
+            put_on_bus(directory, index, &address)?;
+            let place = on_bus(directory, index).join(address);
+            std::os::unix::fs::symlink(place, class(directory, device.name).join("device"))?;
+        }
+        std::fs::write(class(directory, device.name).join("device/numa_node"), "-1\n")?;
+    }
+    // The first GPU of the double of CUDA is behind the same port as the last device.
+    let last = personality.devices.len().checked_sub(1);
+    if let Some(last) = last.filter(|_| settings::number(settings::BUS) != 0) {
+        put_on_bus(directory, last, "0000:40:00.0")?;
     }
     if settings::number(settings::PEERMEM) != 0 {
         std::fs::create_dir_all(root(directory).join("module/nvidia_peermem"))?;
@@ -34,9 +48,22 @@ pub fn make(directory: &Path, personality: &Personality) -> std::io::Result<()> 
     std::fs::create_dir_all(directory.join("wire"))
 }
 
+/// The port of the host's bridge behind which device number `index` is.
+fn on_bus(directory: &Path, index: usize) -> PathBuf {
+    root(directory).join(format!("devices/pci0000:00/0000:00:{:02x}.0", index + 1))
+}
+
+/// There is something at `address` behind that port.
+fn put_on_bus(directory: &Path, index: usize, address: &str) -> std::io::Result<()> {
+    let (place, all) =
+        (on_bus(directory, index).join(address), root(directory).join("bus/pci/devices"));
+    std::fs::create_dir_all(&place)?;
+    std::fs::create_dir_all(&all)?;
+    std::os::unix::fs::symlink(place, all.join(address))
+}
+
 fn describe(place: &Path, device: &Device) -> std::io::Result<()> {
-    std::fs::create_dir_all(place.join("device"))?;
-    std::fs::write(place.join("device/numa_node"), "-1\n")?;
+    std::fs::create_dir_all(place)?;
     for (index, port) in device.ports.iter().enumerate() {
         let port_place = place.join(format!("ports/{}", index + 1));
         std::fs::create_dir_all(port_place.join("pkeys"))?;
