@@ -5,6 +5,8 @@
 //! `memory` and `sys`. The shared object exports one symbol, [`fi_prov_ini`].
 #![deny(unsafe_code)]
 
+#[cfg(test)]
+mod alone;
 mod config;
 #[cfg(all(test, fuzzing))]
 #[allow(unsafe_code)] // calls libFuzzer

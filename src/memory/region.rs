@@ -605,7 +605,7 @@ impl SegmentList {
 #[derive(Debug)]
 pub(crate) struct OwnedBuffer(NonNull<[u8]>);
 
-// SAFETY: it owns the bytes; who has a list of them vouches for the access.
+// SAFETY: it owns the bytes; the user of a list of them vouches for each access.
 unsafe impl Send for OwnedBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for OwnedBuffer {}

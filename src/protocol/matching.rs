@@ -242,7 +242,7 @@ impl Body {
         if bytes.len() as u64 != offset || end > rts.pushed {
             return Appended::No;
         }
-        // What was announced but has not come takes no memory, as it does not count in `Matching::bytes` either.
+        // Announced bytes take no memory before they arrive; `Matching::bytes` counts those that have arrived.
         let room = (2 * bytes.len()).max(FIRST_ROOM).min(rts.pushed as usize) - bytes.len();
         let lacks = bytes.capacity() - bytes.len() < payload.len();
         if lacks

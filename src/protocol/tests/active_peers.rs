@@ -284,14 +284,5 @@ fn a_peer_that_was_active_is_small_alone() {
 /// The memory of the process is measured, so no other test may run in it.
 #[test]
 fn a_peer_that_was_active_is_small() {
-    let name = concat!(module_path!(), "::a_peer_that_was_active_is_small_alone");
-    let name = name.split_once("::").unwrap().1;
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--ignored", "--nocapture"])
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    let told = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && told.contains("1 passed"), "{told}{text}");
-    eprint!("{text}");
+    crate::alone::run(concat!(module_path!(), "::a_peer_that_was_active_is_small_alone"), "true");
 }

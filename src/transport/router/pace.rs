@@ -70,7 +70,7 @@ impl Pace {
         self.polls % every == 0 && self.is_still()
     }
 
-    /// True for one in so many polls of a wait that has taken long: the thread yields its processor, whoever may need it.
+    /// True for one in [`ENDLESS_EVERY`] polls of a wait that has taken long: the thread should yield its processor.
     #[inline]
     pub(super) fn is_endless(&self) -> bool {
         self.polls % ENDLESS_EVERY == 0 && self.empty >= ENDLESS_POLLS

@@ -145,18 +145,10 @@ mod tests {
 
     #[test]
     fn a_peer_that_has_ended_is_found_with_one_descriptor() {
-        let name =
-            concat!(module_path!(), "::a_peer_that_has_ended_is_found_with_one_descriptor_alone");
-        let name = name.split_once("::").unwrap().1;
-        let output = std::process::Command::new("sh")
-            .args(["-c", "ulimit -n 200 && exec \"$0\" \"$@\""])
-            .arg(std::env::current_exe().unwrap())
-            .args(["--exact", name, "--ignored", "--nocapture"])
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stderr);
-        let told = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && told.contains("1 passed"), "{told}{text}");
+        crate::alone::run(
+            concat!(module_path!(), "::a_peer_that_has_ended_is_found_with_one_descriptor_alone"),
+            "ulimit -n 200",
+        );
     }
 
     #[test]

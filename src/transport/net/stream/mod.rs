@@ -79,7 +79,7 @@ pub(crate) struct StreamCounts {
     pub(crate) frames_received: u64,
 }
 
-/// What is known of a peer's streams to this endpoint.
+/// The numbers of a peer's streams to this endpoint: accepted, and over.
 #[derive(Debug, Default)]
 struct Seen {
     /// Connection and number of the last one that was accepted.

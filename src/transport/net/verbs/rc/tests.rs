@@ -1521,7 +1521,6 @@ fn memory_that_cannot_be_watched_for_now_is_tried_again_later() {
     assert!(matches!(ask(&mut world, 100, &short), Registered::Yes(_)));
 }
 
-/// An operation that waits for a flush read, or a target that believes its key is still known, would wait forever.
 /// It may have begun to use them since it asked.
 #[test]
 fn a_peer_that_asks_and_has_keys_keeps_its_connection() {
@@ -1541,6 +1540,7 @@ fn a_peer_that_asks_and_has_keys_keeps_its_connection() {
     assert_eq!(world.nodes[1].bulk.counts().evicted, 0);
 }
 
+/// An operation that waits for a flush read, or a target that believes its key is still known, would wait forever.
 #[test]
 fn both_ends_hear_of_a_connection_that_gives_way() {
     for (target, evicts) in [(0, 1), (1, 1)] {
